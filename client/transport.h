@@ -1,0 +1,105 @@
+// How a model process reaches a store. One contract (tests/support/transport_contract.h) for every data plane.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "storage/base/block_view.h"
+#include "storage/base/chunk_writer.h"
+#include "storage/base/key.h"
+#include "storage/base/namespace_spec.h"
+
+namespace kvferry {
+
+// The blocks of one Fetch, in the order asked for. Destroying it cancels what has not arrived.
+// Threads: one at a time.
+class FetchStream {
+ public:
+  virtual ~FetchStream() = default;
+  // The next block, waiting for it until the fetch's deadline. NOT_FOUND: this block is a miss, and the next one may
+  // follow. OUT_OF_RANGE: all blocks have been returned. Any other error ends the stream and is returned again.
+  // Bytes that came over a socket have been checked.
+  virtual absl::StatusOr<BlockView> Next() = 0;
+};
+
+struct ReserveRequest {
+  NamespaceId ns{};
+  uint16_t group = 0;
+  uint16_t shard = 0;
+  int count = 1;
+};
+
+struct PrefixName {
+  Id128 prefix_key{};
+  Id128 parent{};  // zero for the first chunk
+};
+
+struct LookupResult {
+  int chunks = 0;  // whole chunks found from the front
+  uint64_t bytes = 0;
+};
+
+// Counted since the transport was made.
+struct TransportStats {
+  uint64_t blocks_put = 0, bytes_put = 0;  // acknowledged
+  uint64_t blocks_got = 0, bytes_got = 0;
+  uint64_t get_misses = 0, puts_failed = 0, reconnects = 0, checksum_errors = 0;
+  uint64_t bytes_in_flight = 0;  // memory of this process: committed, not acknowledged; received, not yet released
+};
+
+// Thread-safe. Calls that take a deadline block until it at most and then return DEADLINE_EXCEEDED. UNAVAILABLE: the store
+// cannot be reached, is draining, or is not the one that held our session (it restarted); every message names the store.
+// Writers and streams may outlive the transport: they then fail with UNAVAILABLE.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  // "embedded://", "unix:///run/kvferry.sock", "grpc://host:port".
+  virtual const std::string& url() const = 0;
+
+  // Changes whenever the live chunks that this transport's users hold are gone for good (the store restarted, or the
+  // session ended while we were away). Holders of keys compare it to know that theirs are dead.
+  virtual uint64_t epoch() const = 0;
+
+  virtual absl::StatusOr<NamespaceId> OpenNamespace(const NamespaceSpec& spec, absl::Time deadline) = 0;
+
+  // All writers or none; RESOURCE_EXHAUSTED if the store has no memory for them by the deadline. OpenNamespace must have
+  // succeeded for `ns` on this transport before.
+  virtual absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>> Reserve(const ReserveRequest& request,
+                                                                            absl::Time deadline) = 0;
+
+  virtual absl::Status Publish(const ChunkKey& live, const PrefixName& name, absl::Time deadline) = 0;
+  virtual absl::StatusOr<LookupResult> Lookup(absl::Span<const ChunkKey> keys, bool lease, absl::Time deadline) = 0;
+
+  // Gives chunks back (live keys) or leases (prefix keys). Batched, in the background, never blocks.
+  virtual void Release(absl::Span<const ChunkKey> keys) = 0;
+
+  // Starts to read. Never blocks; errors come from Next().
+  virtual std::unique_ptr<FetchStream> Fetch(absl::Span<const BlockKey> keys, absl::Time deadline) = 0;
+
+  // True where fetched blocks take memory of this process until they are released (a socket), false where they are
+  // views of a store's memory.
+  virtual bool fetch_copies() const = 0;
+
+  virtual void Prefetch(absl::Span<const ChunkKey> keys) = 0;
+  virtual absl::Status Erase(const ChunkKey& key, absl::Time deadline) = 0;
+  virtual absl::Status Flush(absl::Time deadline) = 0;
+  virtual TransportStats Stats() const = 0;
+};
+
+struct ConnectOptions {
+  uint64_t memory_bytes = 2 * kGiB;                       // embedded:// only: the store's budget
+  absl::Duration connect_timeout = absl::Seconds(10);     // how long Connect waits for the first session
+  absl::Duration heartbeat = absl::Seconds(5);
+};
+
+// Connects and opens a session. INVALID_ARGUMENT for a URL of another form; UNAVAILABLE if nobody answers in time.
+absl::StatusOr<std::shared_ptr<Transport>> Connect(const std::string& url, const ConnectOptions& options);
+
+}  // namespace kvferry

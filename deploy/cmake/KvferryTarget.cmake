@@ -1,0 +1,35 @@
+# kvferry_library(NAME SOURCES... DEPS...): a static library with the project's warnings and sanitizers.
+# kvferry_executable(...), kvferry_test(...): likewise; a test links gmock and registers with CTest.
+
+add_library(kvferry_flags INTERFACE)
+target_include_directories(kvferry_flags INTERFACE ${CMAKE_SOURCE_DIR})
+target_compile_options(kvferry_flags INTERFACE -Wall -Wextra -Werror -fno-omit-frame-pointer)
+if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
+  target_compile_options(kvferry_flags INTERFACE -Wthread-safety)
+endif()
+if(KVFERRY_SANITIZE)
+  target_compile_options(kvferry_flags INTERFACE -fsanitize=${KVFERRY_SANITIZE} -fno-sanitize-recover=all)
+  target_link_options(kvferry_flags INTERFACE -fsanitize=${KVFERRY_SANITIZE})
+endif()
+
+function(kvferry_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE kvferry_flags)
+  target_include_directories(${name} PUBLIC ${CMAKE_SOURCE_DIR})
+  if(KVFERRY_SANITIZE)
+    target_link_options(${name} PUBLIC -fsanitize=${KVFERRY_SANITIZE})
+  endif()
+endfunction()
+
+function(kvferry_executable name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} kvferry_flags)
+endfunction()
+
+function(kvferry_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  kvferry_executable(${name} SOURCES ${ARG_SOURCES} DEPS ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  add_test(NAME ${name} COMMAND ${name})
+endfunction()

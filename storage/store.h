@@ -1,0 +1,131 @@
+// START HERE: the cache store. It holds chunks of KV (see base/key.h for the words), finds them by key and never hands
+// out a wrong byte. kvferryd serves one over gRPC; the client library embeds one for `embedded://`.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "storage/base/block_view.h"
+#include "storage/base/chunk_writer.h"
+#include "storage/base/key.h"
+#include "storage/base/namespace_spec.h"
+#include "storage/executor.h"
+
+namespace kvferry {
+
+struct StoreOptions {
+  uint64_t memory_bytes = 2 * kGiB;  // hard budget: segments plus metadata
+  uint64_t segment_bytes = 64 * kMiB;  // or eight images, if that is more; less where the budget is small
+  absl::Duration live_grace = absl::Minutes(10);         // live chunks of a suspended session
+  absl::Duration reservation_grace = absl::Seconds(30);  // its unsealed reservations
+};
+
+// INVALID_ARGUMENT naming the option, its value and what was expected.
+absl::Status Validate(const StoreOptions& options);
+
+struct ReserveOptions {
+  uint16_t group = 0;
+  uint16_t shard = 0;
+  int count = 1;
+  absl::Time deadline = absl::InfinitePast();  // how long to wait for memory; in the past: not at all
+};
+using ReserveDone = absl::AnyInvocable<void(absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>>)>;
+
+struct PublishOptions {
+  Id128 prefix_key{};  // kLiveBit clear
+  Id128 parent{};      // prefix key of the chunk before it; zero for the first
+};
+
+// Answer of Lookup: the longest run of whole chunks from the front of the keys asked for.
+struct Match {
+  int chunks = 0;
+  uint64_t bytes = 0;  // of their images
+};
+
+using GetDone = absl::AnyInvocable<void(absl::StatusOr<BlockView>)>;
+using FlushDone = absl::AnyInvocable<void(absl::Status)>;
+
+// Exact counts since the store was opened, and gauges of now. Names are those of the metrics.
+struct StoreStats {
+  uint64_t memory_budget_bytes = 0, memory_used_bytes = 0, memory_free_in_segments_bytes = 0, metadata_bytes = 0;
+  uint64_t segments = 0, sessions = 0, namespaces = 0;
+  uint64_t chunks_live = 0, chunks_published = 0, chunks_reserved = 0, chunks_leased = 0;
+  uint64_t blocks_committed = 0, blocks_got = 0, get_misses = 0;
+  uint64_t bytes_committed = 0, bytes_got = 0;
+  uint64_t lookups = 0, lookup_chunks_asked = 0, lookup_chunks_hit = 0;
+  uint64_t reserves = 0, reserves_refused = 0, evictions = 0, reservations_aborted = 0, sessions_expired = 0;
+};
+
+// One line of a listing.
+struct ChunkInfo {
+  ChunkKey key;
+  std::string tenant, model, state;  // state: "reserved", "live", "published"
+  uint64_t bytes = 0;
+  uint32_t tokens = 0, leases = 0, layers = 0, layers_committed = 0;
+};
+
+// Thread-safe. No call blocks; every `done` runs once, never under a lock, on the calling thread where the answer is at
+// hand. A session that is unknown or has ended is NOT_FOUND "session ..."; what another tenant owns does not exist.
+class Store {
+ public:
+  virtual ~Store() = default;  // REQUIRES: no call is in progress. Views and writers handed out may outlive the store.
+
+  // Sessions own live chunks and leases. Open -> (Suspend <-> Resume)* -> End.
+  virtual absl::StatusOr<SessionId> OpenSession(absl::string_view tenant) = 0;
+  // The owner is gone for now: after reservation_grace its unsealed chunks go, after live_grace the session ends.
+  virtual void SuspendSession(SessionId session) = 0;
+  // The owner is back in time. NOT_FOUND if the session has ended or belongs to another tenant.
+  virtual absl::Status ResumeSession(absl::string_view tenant, SessionId session) = 0;
+  // Frees its live chunks and returns its leases at once. Unknown sessions are ignored.
+  virtual void EndSession(SessionId session) = 0;
+
+  // Makes the spec's namespace known to the session's tenant and returns its id. Errors as Validate(spec).
+  virtual absl::StatusOr<NamespaceId> OpenNamespace(SessionId session, const NamespaceSpec& spec) = 0;
+
+  // All `count` writers or none. Evicts published, unleased chunks if needed, else waits until the deadline for memory;
+  // then RESOURCE_EXHAUSTED. More than the budget could ever hold is RESOURCE_EXHAUSTED at once.
+  virtual void Reserve(SessionId session, const NamespaceId& ns, const ReserveOptions& options, ReserveDone done) = 0;
+
+  // Gives a sealed live chunk of this session a second name: no byte moves, and the live name goes on. ALREADY_EXISTS if
+  // another chunk has the name: that one stays. FAILED_PRECONDITION if the chunk is not sealed or the namespace's spec
+  // names no model; INVALID_ARGUMENT if the prefix key has kLiveBit.
+  virtual absl::Status Publish(SessionId session, const ChunkKey& live, const PublishOptions& options) = 0;
+
+  // The block, pinned by the view. NOT_FOUND is a miss: unknown, evicted, unsealed and not ours, or another's live chunk.
+  virtual void Get(SessionId session, const BlockKey& key, GetDone done) = 0;
+
+  // Longest run of sealed chunks from the front; each is leased to the session (counted, see Release) unless
+  // `lease` is false: a probe holds nothing.
+  virtual absl::StatusOr<Match> Lookup(SessionId session, absl::Span<const ChunkKey> keys, bool lease) = 0;
+
+  // Live keys: the chunk is freed, or goes on under its prefix key alone. Prefix keys: one lease is returned.
+  // Keys that the session does not hold are ignored.
+  virtual void Release(SessionId session, absl::Span<const ChunkKey> keys) = 0;
+
+  // A hint; bounded and best effort. Nothing to do while all chunks are in memory.
+  virtual void Prefetch(SessionId session, absl::Span<const ChunkKey> keys) = 0;
+
+  // Takes a published chunk's name away; its bytes go when the last lease and view do. NOT_FOUND if there is none.
+  virtual absl::Status Erase(SessionId session, const ChunkKey& key) = 0;
+
+  // Done when everything committed before the call is on disk. Without a disk tier that is at once.
+  virtual void Flush(FlushDone done) = 0;
+
+  virtual StoreStats Stats() const = 0;
+  // Calls `visit` for each chunk of a snapshot of the index, outside every lock, until it returns false.
+  virtual void List(absl::FunctionRef<bool(const ChunkInfo&)> visit) const = 0;
+};
+
+// `executor` must outlive the store. Errors as Validate(options).
+absl::StatusOr<std::unique_ptr<Store>> OpenStore(const StoreOptions& options, Executor* executor);
+
+}  // namespace kvferry
