@@ -1,0 +1,229 @@
+// The extension module kvferry._torch: the C++ cache on torch tensors. Private: kvferry/cache.py is what people use.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "client/cache/cache.h"
+#include "client/transport.h"
+#include "storage/base/mutex.h"
+
+namespace py = pybind11;
+
+namespace kvferry {
+namespace {
+
+// What client/python/core_module.cc puts into the capsule of a Store: a heap std::shared_ptr<Transport>.
+constexpr char kTransportCapsule[] = "kvferry.Transport";
+
+// Throws what kvferry.errors makes of a status. A Python exception left pending by the provider (see CallProvider)
+// is the better message and is thrown as it is. REQUIRES: the GIL is held.
+[[noreturn]] void Throw(const absl::Status& status) {
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  const absl::string_view message = status.message();
+  py::object error = py::module_::import("kvferry.errors")
+                         .attr("from_status")(static_cast<int>(status.code()), py::str(message.data(), message.size()));
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw py::error_already_set();
+}
+
+// Runs on the thread that called into the cache, which has let go of the GIL. What the callable raises stays pending
+// on this thread until Throw.
+absl::StatusOr<std::shared_ptr<Transport>> CallProvider(const py::object& provider) {
+  py::gil_scoped_acquire gil;
+  PyErr_Clear();
+  try {
+    auto capsule = provider().cast<py::capsule>();
+    if (absl::string_view(capsule.name()) != kTransportCapsule) {
+      return absl::InvalidArgumentError("store: expected a kvferry store that is open");
+    }
+    return *capsule.get_pointer<std::shared_ptr<Transport>>();
+  } catch (py::error_already_set& error) {
+    const std::string what = error.what();
+    error.restore();
+    return absl::UnavailableError(what);
+  } catch (const py::cast_error& error) {
+    return absl::InvalidArgumentError(std::string("store: expected a kvferry store: ") + error.what());
+  }
+}
+
+// The callable may die on any thread, so it takes the GIL to do so.
+TransportProvider MakeProvider(py::object provider) {
+  auto shared = std::shared_ptr<py::object>(new py::object(std::move(provider)), [](py::object* object) {
+    py::gil_scoped_acquire gil;
+    delete object;
+  });
+  return [shared] { return CallProvider(*shared); };
+}
+
+at::Tensor Unwrap(const py::handle& object, const char* name) {
+  if (!THPVariable_Check(object.ptr())) {
+    throw py::type_error(std::string(name) + " is a " + Py_TYPE(object.ptr())->tp_name + ", expected a torch.Tensor");
+  }
+  return THPVariable_Unpack(object.ptr());
+}
+
+// None for an undefined tensor.
+py::object Wrap(at::Tensor tensor) {
+  if (!tensor.defined()) return py::none();
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor)));
+}
+
+// A Cache for Python. Thread-safe: calls of several threads follow one another; none holds the GIL while it waits or
+// copies. After a fork the child cannot use it: the threads of its transport have stayed behind.
+class PyCache {
+  // Runs `call` without the GIL and, so that the two locks cannot wait for each other, takes ours after letting it go.
+  template <typename Call>
+  auto Locked(Call call) {
+    if (getpid() != owner_) {
+      Throw(absl::FailedPreconditionError("this cache belongs to process " + std::to_string(owner_) +
+                                          ", of which this one is a fork; make a new one here"));
+    }
+    py::gil_scoped_release free;
+    MutexLock lock(&mu_);
+    return call(*cache_);
+  }
+
+  static void Check(const absl::Status& status) {
+    if (!status.ok()) Throw(status);
+  }
+
+ public:
+  explicit PyCache(std::unique_ptr<Cache> cache) : cache_(std::move(cache)) {}
+  PyCache(const PyCache&) = delete;
+  PyCache& operator=(const PyCache&) = delete;
+  ~PyCache() {
+    // The chunks belong to the parent of a forked child: they are not released twice.
+    if (getpid() != owner_) {
+      static_cast<void>(cache_.release());
+      return;
+    }
+    py::gil_scoped_release free;
+    cache_.reset();
+  }
+
+  static std::unique_ptr<PyCache> Create(py::object provider, int block_tokens, std::optional<int> layers,
+                                         std::optional<int> resident_layers, std::optional<int> prefetch_depth,
+                                         std::optional<uint64_t> device_memory, const std::string& on_full,
+                                         double full_timeout, double fetch_timeout, std::string model) {
+    CacheOptions options;
+    options.block_tokens = block_tokens;
+    options.layers = layers;
+    options.resident_layers = resident_layers;
+    options.prefetch_depth = prefetch_depth;
+    options.device_memory = device_memory;
+    if (on_full == "device") {
+      options.on_full = OnFull::kDevice;
+    } else if (on_full != "raise") {
+      throw py::value_error("on_full is '" + on_full + "', expected 'raise' or 'device'");
+    }
+    options.full_timeout = absl::Seconds(full_timeout);
+    options.fetch_timeout = absl::Seconds(fetch_timeout);
+    options.model = std::move(model);
+    absl::StatusOr<std::unique_ptr<Cache>> cache = Cache::Create(options, MakeProvider(std::move(provider)));
+    if (!cache.ok()) Throw(cache.status());
+    return std::make_unique<PyCache>(*std::move(cache));
+  }
+
+  py::tuple Update(const py::object& keys, const py::object& values, int layer) {
+    const at::Tensor k = Unwrap(keys, "key_states"), v = Unwrap(values, "value_states");
+    auto both = Locked([&](Cache& cache) { return cache.Update(k, v, layer); });
+    if (!both.ok()) Throw(both.status());
+    return py::make_tuple(Wrap(std::move(both->first)), Wrap(std::move(both->second)));
+  }
+
+  py::tuple Read(int layer) {
+    auto both = Locked([&](Cache& cache) { return cache.Read(layer); });
+    if (!both.ok()) Throw(both.status());
+    return py::make_tuple(Wrap(std::move(both->first)), Wrap(std::move(both->second)));
+  }
+
+  std::unique_ptr<PyCache> Fork() {
+    auto fork = Locked([](Cache& cache) { return cache.Fork(); });
+    if (!fork.ok()) Throw(fork.status());
+    return std::make_unique<PyCache>(*std::move(fork));
+  }
+
+  void Crop(int64_t tokens) {
+    Check(Locked([&](Cache& cache) { return cache.Crop(tokens); }));
+  }
+  void SelectRows(const std::vector<int64_t>& rows) {
+    Check(Locked([&](Cache& cache) { return cache.SelectRows(rows); }));
+  }
+  void Reset() {
+    Locked([](Cache& cache) { cache.Reset(); });
+  }
+  void Flush(double timeout) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(timeout);
+    Check(Locked([&](Cache& cache) { return cache.Flush(deadline); }));
+  }
+  int64_t SeqLength(int layer) {
+    return Locked([&](Cache& cache) { return cache.SeqLength(layer); });
+  }
+  int layers() {
+    return Locked([](Cache& cache) { return cache.layers(); });
+  }
+  int64_t batch() {
+    return Locked([](Cache& cache) { return cache.batch(); });
+  }
+
+  py::dict Stats() {
+    const CacheStats stats = Locked([](Cache& cache) { return cache.Stats(); });
+    py::dict out;
+    out["device_bytes"] = stats.device_bytes;
+    out["device_bytes_peak"] = stats.device_bytes_peak;
+    out["stored_bytes"] = stats.stored_bytes;
+    out["blocks_put"] = stats.blocks_put;
+    out["bytes_put"] = stats.bytes_put;
+    out["blocks_got"] = stats.blocks_got;
+    out["bytes_got"] = stats.bytes_got;
+    out["refused"] = stats.refused;
+    out["grad_layers"] = stats.grad_layers;
+    out["relearned"] = stats.relearned;
+    out["layers_on_device"] = stats.layers_on_device;
+    out["resident_layers"] = stats.resident_layers;
+    out["prefetch_depth"] = stats.prefetch_depth;
+    out["seconds_waited"] = stats.seconds_waited;
+    out["seconds_copying"] = stats.seconds_copying;
+    return out;
+  }
+
+ private:
+  const pid_t owner_ = getpid();
+  Mutex mu_;
+  std::unique_ptr<Cache> cache_ ABSL_PT_GUARDED_BY(mu_);
+};
+
+}  // namespace
+
+PYBIND11_MODULE(_torch, m) {
+  m.doc() = "The C++ KV cache on torch tensors; use kvferry.OffloadedCache.";
+  py::class_<PyCache>(m, "Cache")
+      .def(py::init(&PyCache::Create), py::arg("provider"), py::kw_only(), py::arg("block_tokens"), py::arg("layers"),
+           py::arg("resident_layers"), py::arg("prefetch_depth"), py::arg("device_memory"), py::arg("on_full"),
+           py::arg("full_timeout"), py::arg("fetch_timeout"), py::arg("model"))
+      .def("update", &PyCache::Update)
+      .def("read", &PyCache::Read)
+      .def("fork", &PyCache::Fork)
+      .def("crop", &PyCache::Crop)
+      .def("select_rows", &PyCache::SelectRows)
+      .def("reset", &PyCache::Reset)
+      .def("flush", &PyCache::Flush, py::arg("timeout"))
+      .def("seq_length", &PyCache::SeqLength)
+      .def("stats", &PyCache::Stats)
+      .def_property_readonly("layers", &PyCache::layers)
+      .def_property_readonly("batch", &PyCache::batch);
+}
+
+}  // namespace kvferry
