@@ -1,0 +1,160 @@
+#include "storage/base/namespace_spec.h"
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "storage/base/bytes.h"
+#include "storage/base/sha256.h"
+#include "storage/base/status.h"
+
+namespace kvferry {
+namespace {
+
+// Bounds. With them the bytes of a block stay below 2^56 while they are computed, and an image below 2^43.
+constexpr size_t kMaxName = 4096;
+constexpr size_t kMaxGroups = 64;
+constexpr size_t kMaxLayers = 1024;
+constexpr size_t kMaxParts = 16;
+constexpr uint32_t kMaxHeads = 1 << 16;
+constexpr uint32_t kMaxDim = 1 << 20;
+constexpr uint32_t kMaxTokens = 4096;
+constexpr uint32_t kMaxDtypeBytes = 16;
+constexpr uint32_t kMaxShards = 1024;
+constexpr uint64_t kMaxBlockBytes = 4 * kGiB;
+
+absl::Status Between(absl::string_view field, uint64_t value, uint64_t low, uint64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("namespace spec: ", field, " is ", value, ", expected ", low, " to ", high));
+}
+
+absl::Status Named(absl::string_view field, const std::string& value, size_t low) {
+  if (value.size() >= low && value.size() <= kMaxName) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("namespace spec: ", field, " has ", value.size(), " bytes (\"",
+                                                 absl::CHexEscape(value.substr(0, 32)), "\"), expected ", low, " to ",
+                                                 kMaxName));
+}
+
+// Size of the element types by the name that PyTorch gives them; 0: a name we do not know, and cannot check.
+uint32_t KnownDtypeBytes(const std::string& dtype) {
+  if (dtype == "float64" || dtype == "int64") return 8;
+  if (dtype == "float32" || dtype == "int32") return 4;
+  if (dtype == "float16" || dtype == "bfloat16" || dtype == "int16") return 2;
+  if (dtype == "int8" || dtype == "uint8" || dtype == "float8_e4m3fn" || dtype == "float8_e5m2") return 1;
+  return 0;
+}
+
+absl::Status ValidateLayer(const NamespaceSpec& spec, int group, int layer) {
+  const LayerSpec& l = spec.groups[group].layers[layer];
+  const std::string where = absl::StrCat("groups[", group, "].layers[", layer, "]");
+  KVFERRY_RETURN_IF_ERROR(Between(absl::StrCat(where, ": number of parts"), l.parts.size(), 1, kMaxParts));
+  for (size_t i = 0; i < l.parts.size(); ++i) {
+    KVFERRY_RETURN_IF_ERROR(Between(absl::StrCat(where, ".parts[", i, "].heads"), l.parts[i].heads, 1, kMaxHeads));
+    KVFERRY_RETURN_IF_ERROR(Between(absl::StrCat(where, ".parts[", i, "].dim"), l.parts[i].dim, 1, kMaxDim));
+  }
+  return Between(absl::StrCat(where, ": bytes of a block"), spec.BlockBytes(group, layer), 1, kMaxBlockBytes);
+}
+
+absl::Status ValidateGroup(const NamespaceSpec& spec, int group) {
+  const GroupSpec& g = spec.groups[group];
+  const std::string where = absl::StrCat("groups[", group, "]");
+  KVFERRY_RETURN_IF_ERROR(Between(absl::StrCat(where, ".retention"), static_cast<uint8_t>(g.retention), 0, 2));
+  if (g.retention == Retention::kWindow) {
+    KVFERRY_RETURN_IF_ERROR(Between(absl::StrCat(where, ".window"), g.window, 1, UINT32_MAX));
+  } else {
+    KVFERRY_RETURN_IF_ERROR(Between(absl::StrCat(where, ".window of a group without one"), g.window, 0, 0));
+  }
+  KVFERRY_RETURN_IF_ERROR(Between(absl::StrCat(where, ": number of layers"), g.layers.size(), 1, kMaxLayers));
+  for (size_t layer = 0; layer < g.layers.size(); ++layer) {
+    KVFERRY_RETURN_IF_ERROR(ValidateLayer(spec, group, static_cast<int>(layer)));
+  }
+  return absl::OkStatus();
+}
+
+// One field: tag (1 byte), length (4 bytes, little-endian), value. Lists are one field an element, in order.
+void PutU32(uint32_t value, std::string* out) {
+  for (int shift = 0; shift < 32; shift += 8) out->push_back(static_cast<char>(value >> shift));
+}
+void PutField(char tag, absl::string_view value, std::string* out) {
+  out->push_back(tag);
+  PutU32(static_cast<uint32_t>(value.size()), out);
+  out->append(value.data(), value.size());
+}
+void PutField(char tag, uint32_t value, std::string* out) {
+  std::string bytes;
+  PutU32(value, &bytes);
+  PutField(tag, bytes, out);
+}
+
+std::string CanonicalLayer(const LayerSpec& layer) {
+  std::string out;
+  for (const PartSpec& part : layer.parts) {
+    std::string bytes;
+    PutField(1, part.heads, &bytes);
+    PutField(2, part.dim, &bytes);
+    PutField(1, bytes, &out);
+  }
+  return out;
+}
+
+std::string CanonicalGroup(const GroupSpec& group) {
+  std::string out;
+  PutField(1, static_cast<uint32_t>(group.retention), &out);
+  PutField(2, group.window, &out);
+  for (const LayerSpec& layer : group.layers) PutField(3, CanonicalLayer(layer), &out);
+  return out;
+}
+
+}  // namespace
+
+uint64_t NamespaceSpec::BlockBytes(int group, int layer) const {
+  uint64_t elements = 0;
+  for (const PartSpec& part : groups[group].layers[layer].parts) {
+    elements += uint64_t{part.heads} * part.dim * block_tokens;
+  }
+  return elements * dtype_bytes;
+}
+
+absl::Status Validate(const NamespaceSpec& spec) {
+  if (spec.scheme != NamespaceSpec::kScheme) {
+    return absl::FailedPreconditionError(absl::StrCat("namespace spec: scheme is ", spec.scheme,
+                                                      ", this store speaks ", NamespaceSpec::kScheme));
+  }
+  KVFERRY_RETURN_IF_ERROR(Named("model", spec.model, 0));
+  KVFERRY_RETURN_IF_ERROR(Named("dtype", spec.dtype, 1));
+  KVFERRY_RETURN_IF_ERROR(Between("dtype_bytes", spec.dtype_bytes, 1, kMaxDtypeBytes));
+  if (const uint32_t known = KnownDtypeBytes(spec.dtype); known != 0) {
+    KVFERRY_RETURN_IF_ERROR(Between(absl::StrCat("dtype_bytes of ", spec.dtype), spec.dtype_bytes, known, known));
+  }
+  KVFERRY_RETURN_IF_ERROR(Named("codec", spec.codec, 1));
+  KVFERRY_RETURN_IF_ERROR(Named("rope", spec.rope, 0));
+  KVFERRY_RETURN_IF_ERROR(Between("block_tokens", spec.block_tokens, 1, kMaxTokens));
+  KVFERRY_RETURN_IF_ERROR(Between("shards", spec.shards, 1, kMaxShards));
+  KVFERRY_RETURN_IF_ERROR(Between("number of groups", spec.groups.size(), 1, kMaxGroups));
+  for (size_t group = 0; group < spec.groups.size(); ++group) {
+    KVFERRY_RETURN_IF_ERROR(ValidateGroup(spec, static_cast<int>(group)));
+  }
+  return absl::OkStatus();
+}
+
+std::string Canonical(const NamespaceSpec& spec) {
+  std::string out;
+  PutField(1, spec.scheme, &out);
+  PutField(2, spec.model, &out);
+  PutField(3, spec.dtype, &out);
+  PutField(4, spec.dtype_bytes, &out);
+  PutField(5, spec.codec, &out);
+  PutField(6, spec.rope, &out);
+  PutField(7, spec.block_tokens, &out);
+  PutField(8, spec.shards, &out);
+  for (const GroupSpec& group : spec.groups) PutField(9, CanonicalGroup(group), &out);
+  return out;
+}
+
+NamespaceId HashNamespace(absl::string_view tenant, const NamespaceSpec& spec) {
+  std::string bytes;
+  PutU32(static_cast<uint32_t>(tenant.size()), &bytes);
+  absl::StrAppend(&bytes, tenant, Canonical(spec));
+  return Sha256Id(bytes);
+}
+
+}  // namespace kvferry
