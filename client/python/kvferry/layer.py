@@ -1,0 +1,157 @@
+"""One full-attention layer of an OffloadedCache, and the C++ cache that all of them share."""
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+from . import _torch, errors
+
+_TORN_HINT = "Call cache.reset() and run again from the first token; other caches and the store are not concerned."
+
+
+class Ferry:
+    """The C++ cache behind the offloaded layers of one OffloadedCache, and whether a forward pass broke off in it.
+
+    Threads: calls of several threads follow one another; none holds the GIL while it waits or copies.
+    """
+
+    def __init__(self, core: "_torch.Cache", torn: errors.Error | None = None):
+        self.core = core
+        self.torn = torn  # the error that left some layers longer than others
+
+    def check(self) -> None:
+        """Raises what broke off a forward pass, as long as the layers are out of step."""
+        if self.torn is not None:
+            raise _with_hint(errors.from_status(self.torn.code, f"the cache is incomplete since: {self.torn}"), _TORN_HINT)
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends to layer `index` and returns all of its keys and values, [batch, heads, tokens, dim]."""
+        self.check()
+        try:
+            return self.core.update(keys, values, index)
+        except errors.Error as error:
+            lengths = {self.core.seq_length(i) for i in range(self.core.layers)} - {0}
+            if lengths - {self.core.seq_length(index)}:
+                self.tear(error)
+            raise
+
+    def tear(self, error: errors.Error) -> None:
+        """Takes note that `error` left the layers out of step."""
+        self.torn = _with_hint(error, _TORN_HINT)
+
+    def fork(self) -> "Ferry":
+        """A ferry of its own with the same contents; no byte moves."""
+        self.check()
+        return Ferry(self.core.fork())
+
+    def select_rows(self, rows: list[int]) -> None:
+        """Row i becomes what row rows[i] was."""
+        self.check()
+        if self.core.batch:
+            self.core.select_rows(rows)
+
+    def crop(self, tokens: int) -> None:
+        """Removes the last `tokens` tokens of every layer."""
+        self.check()
+        self.core.crop(tokens)
+
+    def reset(self) -> None:
+        """Empties every layer."""
+        self.core.reset()
+        self.torn = None
+
+
+def _with_hint(error: errors.Error, hint: str) -> errors.Error:
+    error.hint = hint
+    return error
+
+
+class OffloadedLayer(CacheLayerMixin):
+    """A full-attention layer whose blocks lie in a store; made by OffloadedCache alone.
+
+    It has no tensors of its own: `keys` and `values` build fresh ones each time, [batch, heads, tokens, dim]. The
+    layers of a cache are reordered, cropped and emptied together, so those methods are the cache's.
+    """
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self, ferry: Ferry, index: int):
+        # Not super().__init__(): it sets what are read-only properties here.
+        self._ferry = ferry
+        self._index = index  # among the offloaded layers
+        self.device: torch.device | None = None  # of the first update
+
+    def __repr__(self) -> str:
+        return f"OffloadedLayer({self.get_seq_length()} tokens)"
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.device = key_states.device
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends [batch, heads, new, dim] tensors of any strides and returns the layer's whole keys and values.
+
+        What is returned is for this layer's attention: once nobody holds it, a later layer's may take its memory.
+        Raises kvferry.Error; see OffloadedCache.
+        """
+        if self.device is None:
+            self.lazy_initialization(key_states, value_states)
+        return self._ferry.update(key_states, value_states, self._index)
+
+    def read(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Fresh tensors with everything the layer holds, which the caller owns; (None, None) before the first update."""
+        self._ferry.check()
+        return self._ferry.core.read(self._index)
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        return self.read()[0]
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        return self.read()[1]
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.get_seq_length() > 0
+
+    def get_seq_length(self) -> int:
+        """Tokens held. A local number, never a call to the store."""
+        return self._ferry.core.seq_length(self._index)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(length, offset) of the mask for `query_length` tokens that will be appended."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def offload(self) -> None:
+        """Nothing: the cache decides what leaves the device."""
+
+    def prefetch(self) -> None:
+        """Nothing: the cache reads ahead."""
+
+    def reset(self) -> None:
+        raise self._whole_cache("reset")
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise self._whole_cache("crop")
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        raise self._whole_cache("reorder_cache")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        raise self._whole_cache("batch_repeat_interleave")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        raise self._whole_cache("batch_select_indices")
+
+    @staticmethod
+    def _whole_cache(method: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"OffloadedLayer.{method}: the layers of an OffloadedCache change together; call {method} of the cache"
+        )

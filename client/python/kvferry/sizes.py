@@ -1,0 +1,34 @@
+"""Sizes in bytes as people write and read them."""
+
+import re
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS[_letter + "ib"] = _UNITS[_letter] = 1024**_power
+    _UNITS[_letter + "b"] = 1000**_power
+
+
+def parse_size(size: int | str, name: str = "size") -> int:
+    """Bytes from a number of them or from text such as "512MiB", "2 GiB", "1.5GB" or "4g" (a bare letter is binary).
+
+    `name` is what a ValueError calls it.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        raise TypeError(f"{name} is a {type(size).__name__}, expected bytes (int) or text such as '512MiB'")
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", size.lower())
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(f"{name} is {size!r}, expected bytes (int) or text such as '512MiB' or '2GiB'")
+        size = int(float(match[1]) * _UNITS[match[2]])
+    if size < 0:
+        raise ValueError(f"{name} is {size}, expected 0 bytes or more")
+    return size
+
+
+def format_size(size: float) -> str:
+    """Bytes for people: 1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
