@@ -1,4 +1,4 @@
-"""Draws docs/data-path.svg, the picture of the README: `./dev picture`. Colours follow the reader's light or dark mode."""
+"""Draws docs/data-path.svg, the README's picture (`./dev picture`). Colours follow the reader's light or dark mode."""
 
 WIDTH, HEIGHT = 960, 440
 
@@ -66,32 +66,33 @@ def model_process() -> list[str]:
 
 
 def store() -> list[str]:
-    parts = [box(660, 20, 280, 400, "frame", 8), text(680, 50, "kvferryd", "title"),
-             text(752, 50, "or the same store in process", "note"),
-             text(680, 82, "index, sessions, leases"),
-             text(680, 116, "memory tier: chunks in segments")]
-    step, width, top, height = 27, 21, 130, 134
+    parts = [box(640, 20, 300, 400, "frame", 8), text(660, 50, "kvferryd", "title"),
+             text(922, 50, "or the same, in process", "note", "end"),
+             text(660, 82, "index, sessions, leases"),
+             text(660, 116, "memory tier: chunks in segments")]
+    step, width, top, height = 29, 23, 130, 134
     slot = height / SLOTS
     for chunk in range(CHUNKS):
-        x = 680 + chunk * step
+        x = 660 + chunk * step
         if chunk >= USED:
             parts.append(box(x, top, width, height, "free"))
             continue
         parts += [box(x, top + line * slot + 1, width, slot - 3, "stored", 1) for line in range(SLOTS)]
-    parts += [text(680, 284, "T tokens of one row", "note"),
-              box(680, 305, 14, 14, "stored"), text(702, 317, "one block: one layer, checksummed"),
-              text(680, 343, "one chunk: the block of every layer,"),
-              text(680, 361, "immutable, one extent of memory"),
-              text(680, 402, "--memory is a hard budget", "note")]
+    parts += [text(660, 284, "a column: T tokens of one row", "note"),
+              box(660, 305, 14, 14, "stored"), text(682, 317, "block: one layer, checksummed"),
+              text(660, 343, "chunk: the blocks of all layers,"),
+              text(660, 361, "immutable, one extent of memory"),
+              text(660, 402, "--memory is a hard budget", "note")]
     return parts
 
 
 def between() -> list[str]:
-    middle = 540
-    return [text(middle, 118, "each full block once,", "", "middle"), text(middle, 136, "acknowledged one by one", "note", "middle"),
-            arrow(430, 650, 152, "put"), text(middle, 172, "Put", "mono", "middle"),
-            text(middle, 232, "ahead of the layer", "", "middle"), text(middle, 250, "that needs them", "note", "middle"),
-            arrow(650, 430, 266, "get"), text(middle, 286, "Get", "mono", "middle"),
+    middle = 530
+    return [text(middle, 118, "each full block once,", "", "middle"),
+            text(middle, 136, "acknowledged one by one", "", "middle"),
+            arrow(432, 628, 152, "put"), text(middle, 172, "Put", "mono", "middle"),
+            text(middle, 232, "ahead of the layer", "", "middle"), text(middle, 250, "that needs them", "", "middle"),
+            arrow(628, 432, 266, "get"), text(middle, 286, "Get", "mono", "middle"),
             text(middle, 330, "Transport", "title", "middle"), text(middle, 352, "in process", "", "middle"),
             text(middle, 372, "gRPC: unix socket, TCP", "", "middle")]
 
@@ -99,8 +100,8 @@ def between() -> list[str]:
 def picture() -> str:
     shapes = "\n".join(model_process() + between() + store())
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-            f'aria-label="A model process and kvferryd: full blocks of KV go to the store once, and come back ahead of the '
-            f'layer that needs them">\n<style>{STYLE}</style>\n{shapes}\n</svg>')
+            f'aria-label="A model process and kvferryd: full blocks of KV go to the store once, and come back ahead of '
+            f'the layer that needs them">\n<style>{STYLE}</style>\n{shapes}\n</svg>')
 
 
 if __name__ == "__main__":
