@@ -1,7 +1,8 @@
 #include "kernels/cuda/copy_tokens.h"
 
 #include <algorithm>
-#include <cstddef>
+#include <cstdint>
+#include <iterator>
 
 namespace kvferry {
 namespace {

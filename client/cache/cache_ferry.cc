@@ -1,0 +1,274 @@
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cache/cache_impl.h"
+#include "storage/base/status.h"
+
+namespace kvferry {
+namespace {
+
+// How long a store that has no room is asked where nothing depends on the answer.
+constexpr absl::Duration kNoWait = absl::Seconds(1);
+
+std::string DtypeName(c10::ScalarType type) {
+  switch (type) {
+    case c10::kFloat:
+      return "float32";
+    case c10::kDouble:
+      return "float64";
+    case c10::kHalf:
+      return "float16";
+    case c10::kBFloat16:
+      return "bfloat16";
+    default:
+      return c10::toString(type);
+  }
+}
+
+// K and V of one dtype are described by it. Of two, by both: then the element is a byte and dim counts bytes.
+void DescribeDtype(const KeysValues& shape, NamespaceSpec& spec) {
+  const auto k = shape.k.scalar_type(), v = shape.v.scalar_type();
+  spec.dtype = k == v ? DtypeName(k) : absl::StrCat(DtypeName(k), "+", DtypeName(v));
+  spec.dtype_bytes = k == v ? static_cast<uint32_t>(shape.k.element_size()) : 1;
+}
+
+PartSpec DescribePart(const at::Tensor& t, uint32_t dtype_bytes) {
+  return {static_cast<uint32_t>(t.size(1)), static_cast<uint32_t>(t.size(3) * t.element_size() / dtype_bytes)};
+}
+
+}  // namespace
+
+const KeysValues& CacheImpl::ShapeOf(int layer) const {
+  const CacheLayerState& state = layers_[static_cast<size_t>(layer)];
+  if (state.shape.defined()) return state.shape;
+  for (const CacheLayerState& other : layers_) {
+    if (other.shape.defined()) return other.shape;  // assumed, and checked at the layer's first update
+  }
+  return state.shape;
+}
+
+int64_t CacheImpl::TailColumns() const {
+  const bool equal = std::all_of(rows_.begin(), rows_.end(), [&](const CacheRow& r) { return r.start == rows_[0].start; });
+  return options_.block_tokens * (equal ? 1 : 2);
+}
+
+// Before the first layer of a forward pass grows to `columns`: decides how many layers stay, makes room for what must
+// leave, and moves it. Fails with nothing changed but the layers that were already moved.
+absl::Status CacheImpl::Plan(int64_t columns, int64_t batch) {
+  if (!learnt_) {  // everything stays until the layers are known
+    planned_ = std::max(planned_, columns);
+    return absl::OkStatus();
+  }
+  KVFERRY_RETURN_IF_ERROR(CheckEpoch());
+  KVFERRY_ASSIGN_OR_RETURN(const int resident, ResidentLayersFor(columns, batch));
+  const bool must_leave = resident < layers();
+  if (must_leave || ferrying_ || options_.resident_layers) {
+    absl::Status status = Connect();
+    if (status.ok()) status = OpenNamespace();
+    if (status.ok()) status = ReserveEntries(columns, must_leave);
+    if (!status.ok()) {
+      ++refused_;
+      if (must_leave && options_.on_full == OnFull::kRaise) return status;
+    }
+    ferrying_ = status.ok() || namespace_.has_value();
+    for (int l = layers() - 1; ferrying_ && l >= resident; --l) KVFERRY_RETURN_IF_ERROR(Demote(l));
+  }
+  resident_ = std::min(resident_, resident);
+  planned_ = std::max(planned_, columns);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> CacheImpl::ResidentLayersFor(int64_t columns, int64_t batch) {
+  const int limit = std::min({resident_, layers(), options_.resident_layers.value_or(layers())});
+  if (!options_.device_memory) return limit;
+  BudgetInput input;
+  for (int l = 0; l < layers(); ++l) {
+    const KeysValues& shape = ShapeOf(l);
+    input.column_bytes.push_back(static_cast<uint64_t>(shape.k.size(1) * shape.k.size(3) * shape.k.element_size() +
+                                                       shape.v.size(1) * shape.v.size(3) * shape.v.element_size()));
+  }
+  input.batch = batch;
+  input.columns = columns;
+  input.tail_columns = TailColumns();
+  if (limit == layers() && DeviceBytesNeeded(input, limit) <= *options_.device_memory) return limit;
+  KVFERRY_RETURN_IF_ERROR(Connect());
+  input.depth = transport_->fetch_copies() ? Depth() + 1 : 0;
+  const int resident = LayersWithin(input, limit, *options_.device_memory);
+  if (resident >= 0) return resident;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "device_memory is ", *options_.device_memory, " bytes, expected at least ", DeviceBytesNeeded(input, 0), " for ",
+      columns, " tokens of ", batch, " rows with no layer resident; nothing was allocated: raise device_memory or shorten the sequence"));
+}
+
+absl::Status CacheImpl::Connect() {
+  if (transport_ != nullptr) return absl::OkStatus();
+  KVFERRY_ASSIGN_OR_RETURN(transport_, provider_());
+  epoch_ = transport_->epoch();
+  return absl::OkStatus();
+}
+
+// A store that was restarted has none of our chunks. Where the device still holds everything, all is put anew.
+absl::Status CacheImpl::CheckEpoch() {
+  if (transport_ == nullptr || transport_->epoch() == epoch_) return absl::OkStatus();
+  const bool all_here = std::all_of(layers_.begin(), layers_.end(), [](const CacheLayerState& state) {
+    return state.resident || state.plain || state.length == 0;
+  });
+  const bool nothing_there = std::all_of(rows_.begin(), rows_.end(), [](const CacheRow& row) { return row.chunks.empty(); });
+  if (!all_here && !nothing_there) return Lost(absl::UnavailableError("its chunks are gone"));
+  ForgetTable();
+  epoch_ = transport_->epoch();
+  return absl::OkStatus();
+}
+
+void CacheImpl::ForgetTable() {
+  DropAllAhead();
+  ++version_;
+  refused_entries_ = 0;
+  for (CacheRow& row : rows_) row.chunks.clear();
+  for (CacheLayerState& state : layers_) {
+    state.cut.assign(rows_.size(), 0);
+    state.refill.assign(rows_.size(), nullptr);
+  }
+}
+
+absl::Status CacheImpl::OpenNamespace() {
+  if (namespace_) return absl::OkStatus();
+  NamespaceSpec spec;
+  spec.model = options_.model;
+  spec.block_tokens = static_cast<uint32_t>(options_.block_tokens);
+  DescribeDtype(ShapeOf(0), spec);
+  GroupSpec group;
+  for (int l = 0; l < layers(); ++l) {
+    const KeysValues& shape = ShapeOf(l);
+    NamespaceSpec own;
+    DescribeDtype(shape, own);
+    if (own.dtype != spec.dtype) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer ", l, " has dtype ", own.dtype, ", expected ", spec.dtype, " as layer 0"));
+    }
+    group.layers.push_back(
+        {{DescribePart(shape.k, spec.dtype_bytes), DescribePart(shape.v, spec.dtype_bytes)}});
+  }
+  spec.groups.push_back(std::move(group));
+  KVFERRY_ASSIGN_OR_RETURN(namespace_, transport_->OpenNamespace(spec, absl::Now() + options_.full_timeout));
+  return absl::OkStatus();
+}
+
+// Takes room for every span of `columns` that has no chunk yet: all of them or, where blocks may stay, as many as there
+// is room for, oldest first.
+absl::Status CacheImpl::ReserveEntries(int64_t columns, bool must_leave) {
+  std::vector<int64_t> missing;  // a row for each entry wanted, oldest entries first
+  for (int64_t i = 0, more = 1; more != 0; ++i) {
+    more = 0;
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      if (rows_[r].start + (i + 1) * options_.block_tokens > columns) continue;
+      ++more;
+      if (i >= static_cast<int64_t>(rows_[r].chunks.size())) missing.push_back(static_cast<int64_t>(r));
+    }
+  }
+  if (missing.empty() || missing.size() == refused_entries_) return absl::OkStatus();
+  const bool wait = must_leave && options_.on_full == OnFull::kRaise;
+  absl::Status status = ReserveSome(missing, absl::Now() + (wait ? options_.full_timeout : kNoWait));
+  if (wait || status.code() != absl::StatusCode::kResourceExhausted) return status;
+  const size_t asked = missing.size();
+  while (!status.ok() && missing.size() > 1) {
+    missing.resize(missing.size() / 2);
+    status = ReserveSome(missing, absl::Now() + kNoWait);
+  }
+  refused_entries_ = asked - (status.ok() ? missing.size() : 0);
+  refused_ += refused_entries_;
+  return absl::OkStatus();
+}
+
+absl::Status CacheImpl::ReserveSome(const std::vector<int64_t>& rows, absl::Time deadline) {
+  ReserveRequest request;
+  request.ns = *namespace_;
+  request.count = static_cast<int>(rows.size());
+  const ScopedTimer timer(&waited_);
+  KVFERRY_ASSIGN_OR_RETURN(auto writers, transport_->Reserve(request, deadline));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows_[static_cast<size_t>(rows[i])].chunks.push_back(
+        std::make_shared<CachedChunk>(transport_, std::move(writers[i]), layers()));
+  }
+  return absl::OkStatus();
+}
+
+// Keeps the blocks that are on the device for the wire within depth + 1 layers: the model waits for the store here, and
+// only if the store is slower.
+absl::Status CacheImpl::AwaitRoom(int layer) {
+  if (!ferrying_ || resident_ >= layers()) return absl::OkStatus();
+  const ScopedTimer timer(&waited_);
+  int ahead = 0;
+  for (const Ahead& a : ahead_) ahead += a.layer != layer ? 1 : 0;
+  const absl::Status status =
+      tracker_->WaitForLayers(std::max(0, Depth() - ahead), layer, absl::Now() + options_.full_timeout);
+  return status.ok() ? status : Lost(status);
+}
+
+void CacheImpl::PutEntries(CacheLayerState& state, const KeysValues& full, int layer) {
+  const ScopedTimer timer(&copying_);
+  const int64_t t = options_.block_tokens;
+  std::vector<PackJob> jobs;
+  std::vector<CachedChunk*> chunks;
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    const CacheRow& row = rows_[r];
+    for (int64_t& i = state.cut[r]; i < static_cast<int64_t>(row.chunks.size()) && row.start + (i + 1) * t <= state.length;
+         ++i) {
+      CachedChunk* chunk = row.chunks[static_cast<size_t>(i)].get();
+      if (!chunk->Claim(layer)) break;  // another row's tokens lie there: this row keeps its own on the device
+      chunks.push_back(chunk);
+      jobs.push_back({static_cast<int64_t>(r), row.start + i * t, chunk->Layer(layer), 0});
+    }
+  }
+  PackBlocks(full, t, jobs);
+  for (size_t j = 0; j < jobs.size(); ++j) chunks[j]->Commit(layer, jobs[j].checksum, tracker_);
+  if (transport_->fetch_copies()) ledger_.Observe(tracker_->bytes_pending());
+}
+
+// The layer's full blocks go to the store, its tail stays. Free where they have been put already. A layer whose blocks
+// found no room stays.
+absl::Status CacheImpl::Demote(int layer) {
+  CacheLayerState& state = layers_[static_cast<size_t>(layer)];
+  if (!state.resident || state.plain) return absl::OkStatus();
+  if (state.length > 0) {
+    KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer));
+    const KeysValues full = state.buffer.View();
+    PutEntries(state, full, layer);
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      const int64_t complete = std::max<int64_t>(0, (state.length - rows_[r].start) / options_.block_tokens);
+      if (state.cut[r] < complete) return absl::OkStatus();
+    }
+    GrowBuffer held = std::exchange(state.buffer, GrowBuffer(&ledger_));
+    state.resident = false;
+    KeepTail(state, full);
+  }
+  state.resident = false;
+  return absl::OkStatus();
+}
+
+// The layers are not what the first one promised: what has been put comes back, and after this forward pass the namespace
+// is opened with the shapes seen.
+absl::Status CacheImpl::Relearn(int layer) {
+  for (int l = 0; l < layers(); ++l) {
+    CacheLayerState& state = layers_[static_cast<size_t>(l)];
+    if (state.resident || state.plain || state.length == 0 || l == layer) continue;
+    KVFERRY_ASSIGN_OR_RETURN(const KeysValues all, Assemble(l, 0, nullptr));
+    state.buffer.Clear();
+    state.buffer.Append(all, 0, state.length, GrownCapacity(state.length));
+    state.base = 0;
+    state.resident = true;
+  }
+  for (CacheLayerState& state : layers_) {
+    if (state.length == 0) state.resident = true;
+  }
+  ForgetTable();
+  namespace_.reset();
+  ferrying_ = false;
+  learnt_ = false;
+  resident_ = kMaxResident;
+  ++relearned_;
+  return absl::OkStatus();
+}
+
+}  // namespace kvferry

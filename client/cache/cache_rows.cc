@@ -1,0 +1,150 @@
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "ATen/ops/from_blob.h"
+#include "absl/strings/str_cat.h"
+#include "client/cache/cache_impl.h"
+#include "storage/base/status.h"
+
+namespace kvferry {
+namespace {
+
+template <typename T>
+std::vector<T> Selected(const std::vector<T>& from, const std::vector<int64_t>& rows) {
+  std::vector<T> selected;
+  selected.reserve(rows.size());
+  for (const int64_t row : rows) selected.push_back(from[static_cast<size_t>(row)]);
+  return selected;
+}
+
+}  // namespace
+
+absl::Status CacheImpl::Crop(int64_t n) {
+  if (n < 0) return absl::InvalidArgumentError(absl::StrCat("crop by ", n, " tokens, expected 0 or more"));
+  if (n == 0 || MaxLength() == 0) return absl::OkStatus();
+  const int64_t length = MaxLength() - n;
+  if (length <= 0) {
+    Reset();
+    return absl::OkStatus();
+  }
+  DropAllAhead();
+  ++version_;
+  planned_ = std::min(planned_, length);
+  refused_entries_ = 0;
+  const int64_t t = options_.block_tokens;
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    CacheRow& row = rows_[r];
+    const int64_t entries = std::max<int64_t>(0, (length - row.start) / t);
+    if (static_cast<int64_t>(row.chunks.size()) <= entries) continue;
+    const bool within = length > row.start + entries * t;  // the cut falls into the next entry: its first tokens stay
+    const std::shared_ptr<CachedChunk> boundary = within ? row.chunks[static_cast<size_t>(entries)] : nullptr;
+    row.chunks.resize(static_cast<size_t>(entries));
+    for (CacheLayerState& state : layers_) {
+      if (state.cut[r] <= entries) continue;
+      state.cut[r] = entries;
+      state.refill[r] = state.resident || state.plain ? nullptr : boundary;
+    }
+  }
+  for (CacheLayerState& state : layers_) {
+    state.length = std::max<int64_t>(0, state.length - n);
+    if (state.plain && state.grad.defined()) {
+      state.grad = {state.grad.k.narrow(2, 0, state.length), state.grad.v.narrow(2, 0, state.length)};
+    }
+    state.base = std::min(state.base, state.length);
+    state.buffer.Cut(state.length - state.base);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CacheImpl::SelectRows(const std::vector<int64_t>& rows) {
+  if (rows.empty()) return absl::InvalidArgumentError("rows is empty, expected at least one");
+  for (const int64_t row : rows) {
+    if (row < 0 || row >= batch()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("row index is ", row, ", expected 0 to ", batch() - 1, " (the batch held is ", batch(), ")"));
+    }
+  }
+  std::vector<int64_t> same(rows_.size());
+  std::iota(same.begin(), same.end(), 0);
+  if (rows == same) return absl::OkStatus();
+  if (rows.size() > rows_.size()) KVFERRY_RETURN_IF_ERROR(Plan(MaxLength(), static_cast<int64_t>(rows.size())));
+  DropAllAhead();
+  ++version_;
+  ring_layer_ = -1;
+  rows_ = Selected(rows_, rows);
+  const at::Tensor index =
+      at::from_blob(const_cast<int64_t*>(rows.data()), {static_cast<int64_t>(rows.size())}, at::TensorOptions(c10::kLong));
+  for (CacheLayerState& state : layers_) {
+    state.cut = Selected(state.cut, rows);
+    state.refill = Selected(state.refill, rows);
+    state.buffer.SelectRows(index);
+    if (state.plain) {
+      const at::Tensor there = index.to(state.grad.k.device(), /*non_blocking=*/false, /*copy=*/true);
+      state.grad = {state.grad.k.index_select(0, there), state.grad.v.index_select(0, there)};
+    }
+    if (!state.shape.defined()) continue;
+    const auto resized = [&](const at::Tensor& like) { return EmptyLike(like, {batch(), like.size(1), 0, like.size(3)}); };
+    state.shape = {resized(state.shape.k), resized(state.shape.v)};
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Cache>> CacheImpl::Fork() {
+  {
+    const ScopedTimer timer(&waited_);
+    const absl::Status acked = tracker_->WaitForLayers(0, -1, absl::Now() + options_.full_timeout);
+    if (!acked.ok()) return Lost(acked);
+  }
+  auto fork = std::make_unique<CacheImpl>(options_, provider_);
+  fork->rows_ = rows_;
+  fork->layers_.clear();
+  for (const CacheLayerState& state : layers_) {
+    CacheLayerState& copy = fork->layers_.emplace_back(&fork->ledger_);
+    copy.length = state.length;
+    copy.resident = state.resident;
+    copy.plain = state.plain;
+    copy.grad = state.grad;
+    copy.buffer = state.buffer.ShareWith(&fork->ledger_);
+    copy.base = state.base;
+    copy.cut = state.cut;
+    copy.refill = state.refill;
+    copy.shape = state.shape;
+  }
+  fork->planned_ = planned_;
+  fork->resident_ = resident_;
+  fork->learnt_ = learnt_;
+  fork->ferrying_ = ferrying_;
+  fork->torn_layer_ = torn_layer_;
+  fork->transport_ = transport_;
+  fork->epoch_ = epoch_;
+  fork->namespace_ = namespace_;
+  return std::unique_ptr<Cache>(std::move(fork));
+}
+
+void CacheImpl::Reset() {
+  DropAllAhead();
+  ++version_;
+  rows_.clear();
+  layers_.clear();
+  ring_.Clear();
+  ring_layer_ = -1;
+  planned_ = 0;
+  refused_entries_ = 0;
+  resident_ = kMaxResident;
+  learnt_ = options_.layers.has_value();
+  ferrying_ = false;
+  torn_layer_ = -1;
+  namespace_.reset();
+  if (options_.layers) AddLayers(*options_.layers - 1);
+}
+
+absl::Status CacheImpl::Flush(absl::Time deadline) {
+  if (transport_ == nullptr) return absl::OkStatus();
+  const ScopedTimer timer(&waited_);
+  KVFERRY_RETURN_IF_ERROR(tracker_->WaitForLayers(0, -1, deadline));
+  KVFERRY_RETURN_IF_ERROR(tracker_->last_error());
+  return transport_->Flush(deadline);
+}
+
+}  // namespace kvferry

@@ -1,0 +1,180 @@
+#include <algorithm>
+#include <utility>
+
+#include "ATen/ops/cat.h"
+#include "absl/strings/str_cat.h"
+#include "c10/core/GradMode.h"
+#include "client/cache/cache_impl.h"
+#include "storage/base/status.h"
+
+namespace kvferry {
+
+absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Update(const at::Tensor& k, const at::Tensor& v,
+                                                                    int layer) {
+  KVFERRY_RETURN_IF_ERROR(CheckUpdate(k, v, layer));
+  if (torn_layer_ >= 0) {
+    return absl::FailedPreconditionError(absl::StrCat("a forward pass failed at layer ", torn_layer_,
+                                                      " after earlier layers had grown: call reset() and run the model on all ",
+                                                      MaxLength(), " tokens again"));
+  }
+  absl::StatusOr<KeysValues> full = UpdateLayer({k, v}, layer);
+  if (full.ok()) return std::make_pair(full->k, full->v);
+  if (MaxLength() == 0) {
+    Reset();
+  } else if (layer < layers() && MaxLength() > SeqLength(layer)) {
+    torn_layer_ = layer;
+  }
+  return full.status();
+}
+
+absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int layer) {
+  const int64_t tokens = added.k.size(2);
+  if (layer >= layers()) {
+    if (namespace_) KVFERRY_RETURN_IF_ERROR(Relearn(layer));  // one more than the first forward pass had
+    AddLayers(layer);
+  }
+  CacheLayerState& state = layers_[static_cast<size_t>(layer)];
+  if (rows_.empty()) {
+    rows_.resize(static_cast<size_t>(added.k.size(0)));
+    for (CacheLayerState& other : layers_) {
+      other.cut.assign(rows_.size(), 0);
+      other.refill.assign(rows_.size(), nullptr);
+    }
+  }
+  if (!state.shape.defined()) {
+    const KeysValues assumed = ShapeOf(layer);
+    const auto empty = [](const at::Tensor& t) { return EmptyLike(t, {t.size(0), t.size(1), 0, t.size(3)}); };
+    state.shape = {empty(added.k), empty(added.v)};
+    if (namespace_ && !CheckAgainstLayer(assumed.k, assumed.v, layer).ok()) {
+      if (absl::Status status = Relearn(layer); !status.ok()) {
+        state.shape = {};
+        return status;
+      }
+    }
+  }
+  if (state.length > 0) learnt_ = true;
+  const int64_t columns = state.length + tokens;
+  if (columns > planned_) KVFERRY_RETURN_IF_ERROR(Plan(columns, batch()));
+  const bool wants_grad = c10::GradMode::is_enabled() && (added.k.requires_grad() || added.v.requires_grad());
+  if (state.plain || wants_grad) return UpdatePlain(added, layer);
+
+  KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer));
+  KeysValues full = added;
+  if (state.resident) {
+    const ScopedTimer timer(&copying_);
+    const bool first = state.length == 0;
+    state.buffer.Append(added, 0, tokens, GrownCapacity(columns));
+    if (!first) full = state.buffer.View();
+  } else if (state.length > 0) {
+    KVFERRY_ASSIGN_OR_RETURN(full, Assemble(layer, tokens, &ring_));
+    const ScopedTimer timer(&copying_);
+    CopyColumns(added.k, 0, full.k, state.length, tokens);
+    CopyColumns(added.v, 0, full.v, state.length, tokens);
+  }
+  state.length = columns;
+  if (ferrying_) PutEntries(state, full, layer);
+  if (!state.resident) KeepTail(state, full);
+  FetchAhead(layer);
+  return full;
+}
+
+absl::StatusOr<KeysValues> CacheImpl::UpdatePlain(const KeysValues& added, int layer) {
+  CacheLayerState& state = layers_[static_cast<size_t>(layer)];
+  if (!state.plain) {
+    KeysValues held;
+    if (state.length > 0) {
+      KVFERRY_ASSIGN_OR_RETURN(held, Assemble(layer, 0, nullptr));
+    }
+    state.grad = held;
+    state.plain = true;
+    state.buffer.Clear();
+    state.refill.assign(rows_.size(), nullptr);
+  }
+  state.grad = state.grad.defined() ? KeysValues{at::cat({state.grad.k, added.k}, 2), at::cat({state.grad.v, added.v}, 2)}
+                                    : added;
+  state.length += added.k.size(2);
+  return state.grad;
+}
+
+absl::StatusOr<KeysValues> CacheImpl::Assemble(int layer, int64_t extra, RingSlot* slot) {
+  const CacheLayerState& state = layers_[static_cast<size_t>(layer)];
+  Views views;
+  if (!state.resident) {
+    if (absl::Status status = FetchViews(layer, views); !status.ok()) {
+      ledger_.Remove(views.bytes);
+      return status;
+    }
+  }
+  const ScopedTimer timer(&copying_);
+  const int64_t columns = state.length + extra;
+  KeysValues to;
+  if (slot != nullptr) {
+    to = slot->Take(state.shape, columns);
+    ring_layer_ = layer;
+  } else {
+    const auto fresh = [&](const at::Tensor& t) { return EmptyLike(t, {t.size(0), t.size(1), columns, t.size(3)}); };
+    to = {fresh(state.shape.k), fresh(state.shape.v)};
+  }
+  std::vector<UnpackJob> jobs;
+  std::vector<int64_t> held_from(rows_.size());  // first column that the buffer gives to the row
+  const int64_t t = options_.block_tokens;
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    const CacheRow& row = rows_[r];
+    const auto index = static_cast<int64_t>(r);
+    const int64_t cut = state.resident ? 0 : state.cut[r];
+    for (int64_t i = 0; i < cut; ++i) {
+      const CachedChunk* chunk = row.chunks[static_cast<size_t>(i)].get();
+      jobs.push_back({index, row.start + i * t, t, &views.by_chunk.at(chunk)});
+    }
+    const int64_t stored_to = row.start + cut * t;
+    held_from[r] = state.resident ? 0 : std::max(state.base, stored_to);
+    if (!state.resident && state.refill[r] != nullptr && state.base > stored_to) {
+      jobs.push_back({index, stored_to, state.base - stored_to, &views.by_chunk.at(state.refill[r].get())});
+    }
+  }
+  UnpackBlocks(jobs, t, to);
+  const KeysValues held = state.buffer.View();
+  const bool equal = std::adjacent_find(held_from.begin(), held_from.end(), std::not_equal_to<>()) == held_from.end();
+  if (held.defined() && equal) {
+    CopyColumns(held.k, held_from[0] - state.base, to.k, held_from[0], state.length - held_from[0]);
+    CopyColumns(held.v, held_from[0] - state.base, to.v, held_from[0], state.length - held_from[0]);
+  }
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    const auto index = static_cast<int64_t>(r);
+    if (held.defined() && !equal) {
+      CopyRowColumns(held, held_from[r] - state.base, to, held_from[r], index, state.length - held_from[r]);
+    }
+    ZeroColumns(to, index, 0, std::min(rows_[r].start, state.length));
+  }
+  ledger_.Remove(views.bytes);
+  return to;
+}
+
+void CacheImpl::KeepTail(CacheLayerState& state, const KeysValues& full) {
+  int64_t base = state.length;
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    base = std::min(base, rows_[r].start + state.cut[r] * options_.block_tokens);
+  }
+  base = std::max<int64_t>(base, 0);
+  const bool goes_on = state.buffer.length() > 0 && base == state.base;
+  if (!goes_on) {
+    state.buffer.Cut(0);
+    state.base = base;
+    state.refill.assign(rows_.size(), nullptr);
+  }
+  const int64_t from = base + state.buffer.length();
+  const int64_t n = state.length - from;
+  if (n > 0) state.buffer.Append(full, from, n, TailCapacity(TailColumns(), state.length));
+}
+
+absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Read(int layer) {
+  if (layer < 0 || layer >= layers() || layers_[static_cast<size_t>(layer)].length == 0) {
+    return std::make_pair(at::Tensor(), at::Tensor());
+  }
+  const CacheLayerState& state = layers_[static_cast<size_t>(layer)];
+  if (state.plain) return std::make_pair(state.grad.k, state.grad.v);
+  KVFERRY_ASSIGN_OR_RETURN(KeysValues all, Assemble(layer, 0, nullptr));
+  return std::make_pair(all.k, all.v);
+}
+
+}  // namespace kvferry

@@ -1,0 +1,120 @@
+#include "client/cache/cached_chunk.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvferry {
+
+void PutTracker::Start(int layer, uint64_t bytes) {
+  MutexLock lock(&mu_);
+  if (pending_.size() <= static_cast<size_t>(layer)) pending_.resize(static_cast<size_t>(layer) + 1);
+  ++pending_[static_cast<size_t>(layer)];
+  bytes_pending_ += bytes;
+}
+
+void PutTracker::Finish(int layer, uint64_t bytes, const absl::Status& status) {
+  MutexLock lock(&mu_);
+  --pending_[static_cast<size_t>(layer)];
+  bytes_pending_ -= bytes;
+  if (status.ok()) {
+    ++blocks_put_;
+    bytes_put_ += bytes;
+  } else {
+    last_error_ = status;
+  }
+  changed_.NotifyAll();
+}
+
+int PutTracker::PendingLayersLocked(int except) const {
+  int layers = 0;
+  for (size_t l = 0; l < pending_.size(); ++l) layers += pending_[l] > 0 && static_cast<int>(l) != except ? 1 : 0;
+  return layers;
+}
+
+absl::Status PutTracker::WaitForLayers(int limit, int except, absl::Time deadline) {
+  MutexLock lock(&mu_);
+  while (PendingLayersLocked(except) > limit) {
+    if (changed_.WaitUntil(&mu_, deadline) && PendingLayersLocked(except) > limit) {
+      return absl::DeadlineExceededError("the store did not acknowledge the blocks of earlier layers in time");
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool PutTracker::Pending(int layer) const {
+  MutexLock lock(&mu_);
+  return static_cast<size_t>(layer) < pending_.size() && pending_[static_cast<size_t>(layer)] > 0;
+}
+
+int PutTracker::PendingLayers(int except) const {
+  MutexLock lock(&mu_);
+  return PendingLayersLocked(except);
+}
+
+uint64_t PutTracker::blocks_put() const {
+  MutexLock lock(&mu_);
+  return blocks_put_;
+}
+
+uint64_t PutTracker::bytes_put() const {
+  MutexLock lock(&mu_);
+  return bytes_put_;
+}
+
+uint64_t PutTracker::bytes_pending() const {
+  MutexLock lock(&mu_);
+  return bytes_pending_;
+}
+
+absl::Status PutTracker::last_error() const {
+  MutexLock lock(&mu_);
+  return last_error_;
+}
+
+struct CachedChunk::Acks {
+  explicit Acks(int layers) : state(static_cast<size_t>(layers)), bytes(static_cast<size_t>(layers)) {}
+  std::vector<std::atomic<uint8_t>> state;  // of State, by layer
+  std::vector<uint64_t> bytes;              // by layer, set at commit
+};
+
+CachedChunk::CachedChunk(std::shared_ptr<Transport> transport, std::unique_ptr<ChunkWriter> writer, int layers)
+    : transport_(std::move(transport)), writer_(std::move(writer)), acks_(std::make_shared<Acks>(layers)) {}
+
+CachedChunk::~CachedChunk() { transport_->Release({writer_->key()}); }
+
+bool CachedChunk::Claim(int layer) {
+  uint8_t expected = kReserved;
+  return acks_->state[static_cast<size_t>(layer)].compare_exchange_strong(expected, kClaimed);
+}
+
+void CachedChunk::Commit(int layer, uint64_t checksum, const std::shared_ptr<PutTracker>& tracker) {
+  const auto l = static_cast<size_t>(layer);
+  acks_->bytes[l] = writer_->Layer(layer).size();
+  acks_->state[l].store(kPending, std::memory_order_relaxed);
+  tracker->Start(layer, acks_->bytes[l]);
+  writer_->Commit(layer, checksum, [acks = acks_, tracker, layer, l](absl::Status status) {
+    acks->state[l].store(status.ok() ? kAcknowledged : kFailed, std::memory_order_release);
+    tracker->Finish(layer, acks->bytes[l], status);
+  });
+}
+
+bool CachedChunk::Stored(int layer) {
+  std::atomic<uint8_t>& state = acks_->state[static_cast<size_t>(layer)];
+  uint8_t now = kAcknowledged;
+  if (!state.compare_exchange_strong(now, kDiscarded)) return now == kDiscarded;
+  writer_->Discard(layer);  // one of the forks that share the chunk comes here
+  return true;
+}
+
+BlockView CachedChunk::Local(int layer) { return BlockView({ByteView(writer_->Layer(layer))}, 0, nullptr); }
+
+uint64_t CachedChunk::StoredBytes() const {
+  uint64_t bytes = 0;
+  for (size_t l = 0; l < acks_->state.size(); ++l) {
+    const uint8_t now = acks_->state[l].load(std::memory_order_acquire);
+    if (now == kAcknowledged || now == kDiscarded) bytes += acks_->bytes[l];
+  }
+  return bytes;
+}
+
+}  // namespace kvferry

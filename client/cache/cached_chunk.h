@@ -1,0 +1,79 @@
+// The client's side of one chunk: who still needs it, and which of its blocks the store has acknowledged.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "client/transport.h"
+#include "storage/base/mutex.h"
+
+namespace kvferry {
+
+// Blocks that were committed and are not acknowledged yet, per layer. Thread-safe: transports count down from their own
+// threads. Shared by the cache and the acknowledgements still to come, so either may go first.
+class PutTracker {
+ public:
+  void Start(int layer, uint64_t bytes);
+  void Finish(int layer, uint64_t bytes, const absl::Status& status);
+
+  // Waits until at most `limit` layers other than `except` have unacknowledged blocks. DEADLINE_EXCEEDED if not in time.
+  absl::Status WaitForLayers(int limit, int except, absl::Time deadline);
+  bool Pending(int layer) const;
+  int PendingLayers(int except) const;
+
+  uint64_t blocks_put() const;
+  uint64_t bytes_put() const;
+  uint64_t bytes_pending() const;
+  // Why the last block that failed did; OK if none has.
+  absl::Status last_error() const;
+
+ private:
+  int PendingLayersLocked(int except) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::vector<int> pending_ ABSL_GUARDED_BY(mu_);  // by layer
+  uint64_t blocks_put_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t bytes_put_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t bytes_pending_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Status last_error_ ABSL_GUARDED_BY(mu_);
+};
+
+// A live chunk of this process, shared by rows, layers and forks that refer to it; the last one gives it back.
+// Threads: as its cache, but for the acknowledgements.
+class CachedChunk {
+ public:
+  CachedChunk(std::shared_ptr<Transport> transport, std::unique_ptr<ChunkWriter> writer, int layers);
+  ~CachedChunk();
+  CachedChunk(const CachedChunk&) = delete;
+  CachedChunk& operator=(const CachedChunk&) = delete;
+
+  BlockKey Key(int layer) const { return {writer_->key(), static_cast<uint16_t>(layer)}; }
+  // Takes the layer's slot for packing; false if somebody has before (a row or a fork that shares the chunk), and then
+  // it must not be written. Once claimed, pack Layer(layer) and Commit it.
+  bool Claim(int layer);
+  MutableByteView Layer(int layer) { return writer_->Layer(layer); }
+  void Commit(int layer, uint64_t checksum, const std::shared_ptr<PutTracker>& tracker);
+
+  // True once the store has the block: it must be fetched from there. Until then, and for ever if the put failed, it is
+  // read from Local().
+  bool Stored(int layer);
+  // The packed block in this process's memory. REQUIRES: committed, and Stored() has not returned true.
+  BlockView Local(int layer);
+  // Bytes of the blocks that the store has acknowledged.
+  uint64_t StoredBytes() const;
+
+ private:
+  enum State : uint8_t { kReserved, kClaimed, kPending, kAcknowledged, kFailed, kDiscarded };
+  struct Acks;  // outlives the chunk where an acknowledgement comes late
+
+  const std::shared_ptr<Transport> transport_;
+  const std::unique_ptr<ChunkWriter> writer_;
+  const std::shared_ptr<Acks> acks_;
+};
+
+}  // namespace kvferry
