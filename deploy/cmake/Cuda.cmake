@@ -7,7 +7,7 @@ if(KVFERRY_CUDA)
       set(CMAKE_CUDA_ARCHITECTURES 80 90)
     endif()
     enable_language(CUDA)
-    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD 17)  # what CMake 3.25 knows to ask of nvcc 13
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   else()
     message(STATUS "CUDA: no nvcc found, the CUDA kernels are not built")
