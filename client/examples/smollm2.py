@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -66,6 +67,7 @@ def _convert(target: Path) -> None:
     source = gguf_folder()
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
+    scratch.chmod(0o755)
     try:
         AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(scratch)
         with contextlib.redirect_stderr(io.StringIO()):  # transformers' own progress bars
@@ -75,6 +77,7 @@ def _convert(target: Path) -> None:
             del config.quantization_config
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         model.load_state_dict(loaded.state_dict())
+        model.generation_config = loaded.generation_config
         model.save_pretrained(scratch)
         with contextlib.suppress(OSError):  # another process was first: its copy is as good
             scratch.rename(target)
@@ -97,3 +100,12 @@ def load():
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return tokenizer, model
+
+
+def licence(tokenizer, tokens: int, name: str = "GPL-3", start: str = "Preamble") -> str:
+    """The first sentences of a licence that Debian ships as text, as many as `tokens` tokens hold."""
+    path = Path("/usr/share/common-licenses", name)
+    text = path.read_text()
+    text = re.sub(r"[ \t]+", " ", text[text.index(start):])
+    text = tokenizer.decode(tokenizer(text)["input_ids"][:tokens])
+    return text[:text.rindex(".") + 1]

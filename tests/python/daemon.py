@@ -1,0 +1,51 @@
+"""A real kvferryd as a child process."""
+
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+
+def binary(name: str) -> str:
+    """The full path of one of our binaries. They are looked for in PATH, where `./dev` puts build/release/bin."""
+    path = shutil.which(name)
+    assert path, f"{name} is not in PATH: run the tests by `./dev test`, or put build/release/bin into PATH"
+    return path
+
+
+class Kvferryd:
+    """kvferryd on a unix socket in `folder`; a context manager that kills it at the end."""
+
+    def __init__(self, folder: Path, *options: str, memory: str = "256MiB"):
+        self.socket = folder / "kvferry.sock"
+        self.url = f"unix://{self.socket}"
+        self.log = folder / "kvferryd.log"
+        self._command = [binary("kvferryd"), f"--listen={self.url}", f"--memory={memory}", *options]
+        self._process: subprocess.Popen | None = None
+
+    def start(self) -> "Kvferryd":
+        self._process = subprocess.Popen(self._command, stdout=open(self.log, "ab"), stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + 20
+        while not self.socket.exists():
+            assert self._process.poll() is None, f"kvferryd ended with {self._process.returncode}:\n{self.log.read_text()}"
+            assert time.monotonic() < deadline, f"kvferryd does not listen:\n{self.log.read_text()}"
+            time.sleep(0.01)
+        return self
+
+    def kill(self) -> None:
+        """As the kernel does it when memory is short: no goodbye."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(10)
+        self.socket.unlink(missing_ok=True)
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def __enter__(self) -> "Kvferryd":
+        return self.start()
+
+    def __exit__(self, *_) -> None:
+        if self._process.poll() is None:
+            self.kill()
