@@ -1,0 +1,108 @@
+#include "client/grpc_connection.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+#include "grpcpp/support/channel_arguments.h"
+#include "proto/codec.h"
+#include "proto/frame.h"
+
+namespace kvferry {
+namespace {
+
+constexpr int kFrameBytes = 1 << 20;  // DATA frames of a whole message: fewer slices to receive and to walk
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> Dial(const std::string& target) {
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  args.SetMaxSendMessageSize(kMaxMessageBytes);
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  args.SetInt("grpc.enable_http_proxy", 0);
+  args.SetServiceConfigJSON("{}");
+  args.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), args);
+}
+
+absl::StatusOr<std::string> DialTarget(const std::string& url) {
+  absl::string_view rest = url;
+  if (absl::ConsumePrefix(&rest, "unix://") && rest.size() > 1 && rest[0] == '/') return absl::StrCat("unix:", rest);
+  rest = url;
+  if (absl::ConsumePrefix(&rest, "grpc://")) {
+    const size_t colon = rest.rfind(':');
+    const bool has_port = colon != absl::string_view::npos && colon > 0 && colon + 1 < rest.size() &&
+                          rest.find_first_not_of("0123456789", colon + 1) == absl::string_view::npos;
+    if (has_port && rest.find('/') == absl::string_view::npos) return absl::StrCat("dns:///", rest);
+  }
+  return absl::InvalidArgumentError(absl::StrCat("store URL is \"", url,
+                                                 "\"; expected embedded://, unix:///absolute/path or grpc://host:port"));
+}
+
+Connection::Connection(std::shared_ptr<grpc::Channel> channel, SessionId session)
+    : channel_(std::move(channel)),
+      session_(session),
+      stub_(v1::CacheStore::NewStub(channel_)),
+      raw_(std::make_unique<grpc::GenericStub>(channel_)) {}
+
+std::shared_ptr<grpc::ClientContext> Connection::Begin(absl::Time deadline) {
+  auto context = std::make_shared<grpc::ClientContext>();
+  if (deadline != absl::InfiniteFuture()) context->set_deadline(absl::ToChronoTime(deadline));
+  MutexLock lock(&mu_);
+  if (cancelled_) return nullptr;
+  calls_.insert(context);
+  return context;
+}
+
+void Connection::Finish(const std::shared_ptr<grpc::ClientContext>& context) {
+  MutexLock lock(&mu_);
+  calls_.erase(context);
+  if (calls_.empty()) idle_.NotifyAll();
+}
+
+void Connection::Cancel() {
+  std::vector<std::shared_ptr<grpc::ClientContext>> calls;
+  {
+    MutexLock lock(&mu_);
+    cancelled_ = true;
+    calls.assign(calls_.begin(), calls_.end());
+  }
+  for (const std::shared_ptr<grpc::ClientContext>& call : calls) call->TryCancel();
+}
+
+bool Connection::cancelled() const {
+  MutexLock lock(&mu_);
+  return cancelled_;
+}
+
+bool Connection::WaitIdle(absl::Time deadline) {
+  MutexLock lock(&mu_);
+  while (!calls_.empty()) {
+    if (idle_.WaitUntil(&mu_, deadline) && !calls_.empty()) return false;
+  }
+  return true;
+}
+
+absl::Status CallStatus(const Connection& connection, const grpc::Status& status) {
+  return CallStatus(connection, FromGrpc(status));
+}
+
+absl::Status CallStatus(const Connection& connection, const absl::Status& status) {
+  if (absl::IsCancelled(status) && connection.cancelled()) {
+    return absl::UnavailableError("the connection was lost while the call was in progress");
+  }
+  if (absl::IsNotFound(status) && absl::StartsWith(status.message(), "session ")) {
+    return absl::UnavailableError(status.message());
+  }
+  return status;
+}
+
+}  // namespace kvferry

@@ -1,0 +1,43 @@
+// The blocks of one Fetch from a remote store.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "client/grpc_core.h"
+#include "client/grpc_get_call.h"
+#include "client/retry.h"
+#include "client/transport.h"
+
+namespace kvferry {
+
+// One Get call, or another one for what is left if the connection broke under it and the session did not. Checks every
+// block before it hands it out. Threads: one at a time.
+class GrpcFetch : public FetchStream {
+ public:
+  GrpcFetch(std::shared_ptr<GrpcCore> core, absl::Span<const BlockKey> keys, absl::Time deadline);
+  ~GrpcFetch() override;
+
+  absl::StatusOr<BlockView> Next() override;
+
+ private:
+  // Starts the call for the blocks from next_ on; waits for a session if there is none.
+  absl::Status Start();
+  // Whether `why` is worth another call; waits a little before it says yes.
+  bool MayRetry(const absl::Status& why);
+  absl::StatusOr<BlockView> Check(absl::StatusOr<BlockView> block);
+  absl::Status End(const absl::Status& why);
+
+  const std::shared_ptr<GrpcCore> core_;
+  const SessionId session_;  // the one that the keys belong to
+  const std::vector<BlockKey> keys_;
+  absl::Time deadline_;
+  absl::Duration suspended_;  // time that this process had been suspended for when deadline_ was set
+  Backoff backoff_;
+  int retries_ = 0;
+  size_t next_ = 0;
+  std::shared_ptr<GetCall> call_;
+  absl::Status end_;
+};
+
+}  // namespace kvferry

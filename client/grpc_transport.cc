@@ -1,0 +1,190 @@
+#include "client/grpc_transport.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/grpc_core.h"
+#include "client/grpc_fetch.h"
+#include "client/grpc_writer.h"
+#include "client/store_error.h"
+#include "proto/codec.h"
+#include "storage/base/status.h"
+
+namespace kvferry {
+namespace {
+
+constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
+constexpr absl::Duration kPrefetchTimeout = absl::Seconds(5);
+
+// gRPC's threads are started once in a process and do not survive fork(): a channel opened in the child would hang.
+absl::Status CheckGrpcProcess(const std::string& url) {
+  static std::atomic<pid_t> first{0};
+  pid_t owner = 0;
+  if (first.compare_exchange_strong(owner, getpid()) || owner == getpid()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("store ", url, ": this process was forked from ", owner,
+                   ", which uses gRPC; start it with the spawn method, or connect in it alone"));
+}
+
+// How long the store may wait before it answers, so that its answer arrives before the deadline.
+uint32_t WaitMillis(absl::Time deadline) {
+  const absl::Duration left = std::clamp(deadline - absl::Now(), absl::ZeroDuration(), absl::Hours(1));
+  const absl::Duration margin = std::min(left / 4, absl::Milliseconds(100));
+  return static_cast<uint32_t>(absl::ToInt64Milliseconds(left - margin));
+}
+
+// Calls over the connection of the moment. Thread-safe.
+class GrpcTransport : public Transport {
+ public:
+  explicit GrpcTransport(std::shared_ptr<GrpcCore> core) : core_(std::move(core)) {}
+
+  ~GrpcTransport() override {
+    if (core_->fork.forked()) {
+      new std::shared_ptr<GrpcCore>(core_);  // leaked: its threads cannot be joined here
+      return;
+    }
+    core_->session.Stop();
+    if (std::shared_ptr<Connection> connection = core_->state.Current(); connection != nullptr) {
+      connection->Cancel();
+      connection->WaitIdle(absl::Now() + kCloseTimeout);
+    }
+  }
+
+  absl::Status WaitConnected(absl::Time deadline) { return core_->state.WaitPatiently(deadline); }
+
+  const std::string& url() const override { return core_->url; }
+  uint64_t epoch() const override { return core_->fork.forked() ? 0 : core_->state.epoch(); }
+  bool fetch_copies() const override { return true; }
+  TransportStats Stats() const override { return core_->counters->Snapshot(); }
+
+  absl::StatusOr<NamespaceId> OpenNamespace(const NamespaceSpec& spec, absl::Time deadline) override {
+    if (absl::Status status = Validate(spec); !status.ok()) return StoreError(url(), "open namespace", status);
+    v1::OpenNamespaceRequest request;
+    v1::OpenNamespaceReply reply;
+    ToProto(spec, request.mutable_spec());
+    KVFERRY_RETURN_IF_ERROR(Call("open namespace", &v1::CacheStore::Stub::OpenNamespace, &request, &reply, deadline));
+    const NamespaceId ns = FromProto(reply.ns());
+    core_->namespaces.Add(ns, spec);
+    return ns;
+  }
+
+  absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>> Reserve(const kvferry::ReserveRequest& request,
+                                                                    absl::Time deadline) override {
+    KVFERRY_RETURN_IF_ERROR(core_->Check());
+    const std::shared_ptr<const KnownNamespace> known = core_->namespaces.Find(request.ns);
+    if (known == nullptr || request.group >= known->layouts.size()) {
+      return StoreError(url(), "reserve",
+                        absl::FailedPreconditionError(absl::StrCat("group ", request.group, " of namespace ",
+                                                                   ToString(request.ns),
+                                                                   " is unknown; expected one opened on this transport")));
+    }
+    v1::ReserveRequest wire;
+    v1::ReserveReply reply;
+    ToProto(request.ns, wire.mutable_ns());
+    wire.set_group(request.group);
+    wire.set_shard(request.shard);
+    wire.set_count(static_cast<uint32_t>(std::max(request.count, 0)));
+    wire.set_wait_ms(WaitMillis(deadline));
+    KVFERRY_RETURN_IF_ERROR(Call("reserve", &v1::CacheStore::Stub::Reserve, &wire, &reply, deadline));
+    std::vector<std::unique_ptr<ChunkWriter>> writers;
+    for (const v1::Id& id : reply.ids()) {
+      const ChunkKey key{request.ns, FromProto(id), request.group, request.shard};
+      writers.push_back(std::make_unique<GrpcWriter>(core_, known, key));
+    }
+    if (static_cast<int>(writers.size()) != request.count) {
+      return StoreError(url(), "reserve", absl::InternalError(absl::StrCat("the store reserved ", writers.size(),
+                                                                           " chunks, expected ", request.count)));
+    }
+    return writers;
+  }
+
+  absl::Status Publish(const ChunkKey& live, const PrefixName& name, absl::Time deadline) override {
+    v1::PublishRequest request;
+    v1::PublishReply reply;
+    ToProto(live, request.mutable_live());
+    ToProto(name.prefix_key, request.mutable_prefix_key());
+    ToProto(name.parent, request.mutable_parent());
+    return Call("publish", &v1::CacheStore::Stub::Publish, &request, &reply, deadline);
+  }
+
+  absl::StatusOr<LookupResult> Lookup(absl::Span<const ChunkKey> keys, bool lease, absl::Time deadline) override {
+    v1::LookupRequest request;
+    v1::LookupReply reply;
+    for (const ChunkKey& key : keys) ToProto(key, request.add_keys());
+    request.set_lease(lease);
+    KVFERRY_RETURN_IF_ERROR(Call("lookup", &v1::CacheStore::Stub::Lookup, &request, &reply, deadline));
+    return LookupResult{static_cast<int>(reply.chunks()), reply.bytes()};
+  }
+
+  void Release(absl::Span<const ChunkKey> keys) override { core_->Release(keys); }
+
+  std::unique_ptr<FetchStream> Fetch(absl::Span<const BlockKey> keys, absl::Time deadline) override {
+    return std::make_unique<GrpcFetch>(core_, keys, deadline);
+  }
+
+  void Prefetch(absl::Span<const ChunkKey> keys) override {
+    if (core_->fork.forked() || core_->state.closed()) return;
+    std::shared_ptr<Connection> connection = core_->state.Current();
+    if (connection == nullptr) return;
+    struct Hint {
+      Hint(std::shared_ptr<Connection> connection) : call(std::move(connection), absl::Now() + kPrefetchTimeout) {}
+      CallScope call;
+      v1::PrefetchRequest request;
+      v1::PrefetchReply reply;
+    };
+    auto hint = std::make_shared<Hint>(connection);
+    if (hint->call.context() == nullptr) return;
+    hint->request.set_session(connection->session());
+    for (const ChunkKey& key : keys) ToProto(key, hint->request.add_keys());
+    connection->stub().async()->Prefetch(hint->call.context(), &hint->request, &hint->reply, [hint](grpc::Status) {});
+  }
+
+  absl::Status Erase(const ChunkKey& key, absl::Time deadline) override {
+    v1::EraseRequest request;
+    v1::EraseReply reply;
+    ToProto(key, request.mutable_key());
+    return Call("erase", &v1::CacheStore::Stub::Erase, &request, &reply, deadline);
+  }
+
+  absl::Status Flush(absl::Time deadline) override {
+    v1::FlushRequest request;
+    v1::FlushReply reply;
+    return Call("flush", &v1::CacheStore::Stub::Flush, &request, &reply, deadline);
+  }
+
+ private:
+  template <typename Request, typename Reply>
+  using Method = grpc::Status (v1::CacheStore::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
+
+  // One call within the session; the calling thread itself waits on the wire, which is quicker than a callback.
+  template <typename Request, typename Reply>
+  absl::Status Call(absl::string_view name, Method<Request, Reply> method, Request* request, Reply* reply,
+                    absl::Time deadline) {
+    KVFERRY_RETURN_IF_ERROR(core_->Check());
+    KVFERRY_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, core_->state.Wait(deadline));
+    const CallScope call(connection, deadline);
+    if (call.context() == nullptr) return StoreError(url(), name, absl::UnavailableError("the connection was lost"));
+    request->set_session(connection->session());
+    const grpc::Status status = (connection->stub().*method)(call.context(), *request, reply);
+    return StoreError(url(), name, CallStatus(*connection, status));
+  }
+
+  const std::shared_ptr<GrpcCore> core_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Transport>> NewGrpcTransport(const std::string& url, const ConnectOptions& options) {
+  KVFERRY_ASSIGN_OR_RETURN(const std::string target, DialTarget(url));
+  KVFERRY_RETURN_IF_ERROR(CheckGrpcProcess(url));
+  auto transport = std::make_shared<GrpcTransport>(std::make_shared<GrpcCore>(url, target, options.heartbeat));
+  KVFERRY_RETURN_IF_ERROR(transport->WaitConnected(absl::Now() + options.connect_timeout));
+  return transport;
+}
+
+}  // namespace kvferry

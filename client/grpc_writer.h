@@ -1,0 +1,39 @@
+// One reserved chunk of a remote store, packed in memory of this process.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "client/grpc_core.h"
+#include "storage/base/chunk_writer.h"
+
+namespace kvferry {
+
+// Lends a pooled buffer a layer and hands it to the wire as it is. Threads: as ChunkWriter.
+class GrpcWriter : public ChunkWriter {
+ public:
+  GrpcWriter(std::shared_ptr<GrpcCore> core, std::shared_ptr<const KnownNamespace> known, const ChunkKey& key);
+  // Gives the chunk back unless every layer was committed.
+  ~GrpcWriter() override;
+
+  const ChunkKey& key() const override { return key_; }
+  MutableByteView Layer(int layer) override;
+  void Commit(int layer, uint64_t checksum, CommitDone done) override;
+  void Discard(int layer) override;
+
+ private:
+  struct Slot {
+    std::shared_ptr<uint8_t[]> buffer;
+    bool committed = false;
+  };
+
+  const std::shared_ptr<GrpcCore> core_;
+  const std::shared_ptr<const KnownNamespace> known_;
+  const ChunkKey key_;
+  const ChunkLayout& layout_;
+  Mutex mu_;
+  std::vector<Slot> slots_ ABSL_GUARDED_BY(mu_);
+  size_t committed_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace kvferry
