@@ -1,0 +1,40 @@
+// Memory for new chunks: free, else evicted, else waited for.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "storage/store_state.h"
+
+namespace kvferry {
+
+// The operations on StoreState that grant reservations. Holds nothing itself.
+class Reserver {
+ public:
+  using Writers = std::vector<std::unique_ptr<ChunkWriter>>;
+
+  explicit Reserver(StoreState* state) : state_(*state) {}
+
+  // See Store::Reserve.
+  void Reserve(SessionId session, const NamespaceId& ns, const ReserveOptions& options, ReserveDone done)
+      ABSL_LOCKS_EXCLUDED(state_.mu);
+
+  // Grants what waits, first come first served, as far as memory goes; runs due answers; unmaps what was retired.
+  void Pump() ABSL_LOCKS_EXCLUDED(state_.mu);
+
+ private:
+  absl::StatusOr<PendingReserve> Check(SessionId session, const NamespaceId& ns, const ReserveOptions& options)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  std::optional<Writers> TryGrant(const PendingReserve& request, bool may_wait)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  bool EvictOne(bool may_wait, size_t* skipped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  std::unique_ptr<ChunkWriter> MakeWriter(const PendingReserve& request, Session* session, const Extent& extent)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  absl::Status Refusal(const PendingReserve& request, absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void Expire(uint64_t ticket) ABSL_LOCKS_EXCLUDED(state_.mu);
+
+  StoreState& state_;
+};
+
+}  // namespace kvferry

@@ -1,0 +1,159 @@
+#include "storage/store_state.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/reserver.h"
+
+namespace kvferry {
+
+StoreState::StoreState(const StoreOptions& o, Executor* e)
+    : options(o),
+      executor(e),
+      arena(std::make_shared<Arena>(o.memory_bytes, o.segment_bytes)),
+      index(NewLruPolicy()),
+      kicker_(e) {}
+
+void StoreState::Close() {
+  std::vector<std::unique_ptr<Session>> ended;
+  std::vector<RecordPtr> forgotten;
+  std::vector<Completion> answers;
+  {
+    MutexLock lock(&mu);
+    closed = true;
+    std::vector<SessionId> ids;
+    sessions.ForEach([&ids](const Session& session) { ids.push_back(session.id); });
+    for (const SessionId id : ids) {
+      ended.push_back(sessions.Remove(id));
+      Forget(ended.back().get());
+    }
+    index.ForEachPublished([&forgotten](const RecordPtr& record) { forgotten.push_back(record); });
+    for (const RecordPtr& record : forgotten) Unpublish(record.get());
+    answers = std::move(due);
+    due.clear();
+    for (Completion& answer : answers) answer.result = absl::UnavailableError("reserve: the store is closing");
+  }
+  {
+    MutexLock lock(&kick_mu_);
+    kicker_ = nullptr;
+    while (tasks_running_ != 0 && task_thread_ != std::this_thread::get_id()) task_done_.Wait(&kick_mu_);
+  }
+  ended.clear();
+  forgotten.clear();
+  arena->Bury();
+  for (Completion& answer : answers) std::move(answer.done)(std::move(answer.result));
+}
+
+void StoreState::RunAt(absl::Time when, absl::AnyInvocable<void(StoreState&)> task) {
+  executor->Schedule(when, Guarded(std::move(task)));
+}
+
+bool StoreState::Kick() {
+  MutexLock lock(&kick_mu_);
+  if (kicker_ == nullptr) return false;
+  if (kicked_) return true;
+  kicked_ = true;
+  kicker_->Schedule(kicker_->Now(), Guarded([](StoreState& state) {
+                      {
+                        MutexLock relock(&state.kick_mu_);
+                        state.kicked_ = false;  // what is freed from here on needs another kick
+                      }
+                      Reserver(&state).Pump();
+                    }));
+  return true;
+}
+
+Executor::Task StoreState::Guarded(absl::AnyInvocable<void(StoreState&)> task) {
+  return [weak = weak_from_this(), task = std::move(task)]() mutable {
+    const std::shared_ptr<StoreState> state = weak.lock();
+    if (state == nullptr || !state->EnterTask()) return;
+    std::move(task)(*state);
+    state->LeaveTask();
+  };
+}
+
+bool StoreState::EnterTask() {
+  MutexLock lock(&kick_mu_);
+  if (kicker_ == nullptr) return false;
+  ++tasks_running_;
+  task_thread_ = std::this_thread::get_id();
+  return true;
+}
+
+void StoreState::LeaveTask() {
+  MutexLock lock(&kick_mu_);
+  --tasks_running_;
+  task_done_.NotifyAll();
+}
+
+void StoreState::OnMemoryFreed() {
+  if (waiting.load() == 0 && !arena->HasRetired()) return;
+  if (!Kick()) arena->Bury();  // closed: no lock of ours is held any more
+}
+
+void StoreState::EndSession(SessionId id, uint64_t suspension) {
+  std::unique_ptr<Session> session;  // dies after the lock is gone
+  {
+    MutexLock lock(&mu);
+    const Session* found = sessions.Find(id);
+    if (found == nullptr) return;
+    if (suspension != 0) {
+      if (!found->suspended || found->suspensions != suspension) return;
+      ++counters.sessions_expired;
+    }
+    session = sessions.Remove(id);
+    Forget(session.get());
+  }
+  session.reset();
+  Kick();
+}
+
+void StoreState::AbortReservations(SessionId id, uint64_t suspension) {
+  std::vector<RecordPtr> aborted;  // die after the lock is gone
+  {
+    MutexLock lock(&mu);
+    Session* session = sessions.Find(id);
+    if (session == nullptr || !session->suspended || session->suspensions != suspension) return;
+    for (const auto& [counter, record] : session->live) {
+      if (!record->sealed) aborted.push_back(record);
+    }
+    for (const RecordPtr& record : aborted) {
+      session->live.erase(record->chunk->key().id[1]);
+      DropLive(record.get());
+    }
+  }
+  aborted.clear();
+  OnMemoryFreed();
+}
+
+void StoreState::Forget(Session* session) {
+  for (const auto& [counter, record] : session->live) DropLive(record.get());
+  for (const auto& [key, lease] : session->leases) index.Unlease(lease.record.get(), lease.count);
+  for (const NamespaceId& ns : session->namespaces) Unuse(ns);
+  arena->Uncharge(kSessionBytes + session->leases.size() * kLeaseBytes +
+                  session->namespaces.size() * kOpenNamespaceBytes);
+  if (sessions.CountOf(session->tenant) == 0) arena->SetActive(session->tenant, false);
+  for (PendingReserve& request : queue.TakeAllOf(session->id)) {
+    --waiting;
+    due.push_back({std::move(request.done), absl::NotFoundError(absl::StrCat(
+                                                "session ", absl::Hex(session->id), " ended while it waited for memory"))});
+  }
+}
+
+void StoreState::DropLive(Record* record) {
+  if (!record->sealed) ++counters.reservations_aborted;
+  index.DropLive(record);
+  if (!record->published) Unuse(record->chunk->key().ns);
+}
+
+RecordPtr StoreState::Unpublish(Record* record) {
+  RecordPtr out = index.Unpublish(record);
+  if (!record->live) Unuse(record->chunk->key().ns);
+  return out;
+}
+
+void StoreState::Unuse(const NamespaceId& ns) {
+  if (const uint64_t bytes = namespaces.Unuse(ns); bytes != 0) arena->Uncharge(bytes);
+}
+
+}  // namespace kvferry

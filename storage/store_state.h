@@ -1,0 +1,90 @@
+// What the store, its writers and its timers share.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "storage/arena.h"
+#include "storage/base/mutex.h"
+#include "storage/index.h"
+#include "storage/namespaces.h"
+#include "storage/reserve_queue.h"
+#include "storage/session.h"
+#include "storage/store.h"
+
+namespace kvferry {
+
+// One mutex over sessions, namespaces, index and waiting reservations: each operation of the store is one step, seen whole
+// or not at all. It is held for hash look-ups only; bytes are touched, memory unmapped and callbacks run outside it.
+// Lives as long as a writer or timer does; after Close every one of them finds the store closed.
+// Lock order: mu, arena, kick_mu_, executor's.
+class StoreState : public FreedListener, public std::enable_shared_from_this<StoreState> {
+ public:
+  StoreState(const StoreOptions& options, Executor* executor);
+
+  // Ends every session, forgets every chunk, answers every waiting reservation with UNAVAILABLE, and waits for a task that
+  // runs on the executor (unless called from it): afterwards no callback runs. Not thread-safe against calls of the store;
+  // against writers, views and timers it is.
+  void Close() ABSL_LOCKS_EXCLUDED(mu);
+
+  // Runs `task` on the executor, not before `when`, unless the store is closed by then. Only from calls of the store.
+  void RunAt(absl::Time when, absl::AnyInvocable<void(StoreState&)> task);
+
+  // Does the waiting work (grants, late answers, unmapping) on the executor, soon. From anywhere, at any time; false if the
+  // store is closed.
+  bool Kick() ABSL_LOCKS_EXCLUDED(kick_mu_);
+  // Something may have become free or evictable: cheap where nobody waits. Under any lock but the arena's.
+  void OnMemoryFreed() override;
+
+  // Ends a session; with `suspension` not 0 only if it is still in that one.
+  void EndSession(SessionId id, uint64_t suspension) ABSL_LOCKS_EXCLUDED(mu);
+  // Drops what a session in that suspension has reserved and not sealed.
+  void AbortReservations(SessionId id, uint64_t suspension) ABSL_LOCKS_EXCLUDED(mu);
+
+  // The live name of a record is gone, or its prefix name: the namespace goes with the last name in it.
+  void DropLive(Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  RecordPtr Unpublish(Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+
+  const StoreOptions options;
+  Executor* const executor;  // for calls of the store, during which it is alive; others Kick
+  const std::shared_ptr<Arena> arena;
+
+  // An answer that is due, on the executor.
+  struct Completion {
+    ReserveDone done;
+    absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>> result;
+  };
+
+  mutable Mutex mu;
+  SessionTable sessions ABSL_GUARDED_BY(mu);
+  NamespaceTable namespaces ABSL_GUARDED_BY(mu);
+  Index index ABSL_GUARDED_BY(mu);
+  ReserveQueue queue ABSL_GUARDED_BY(mu);
+  std::vector<Completion> due ABSL_GUARDED_BY(mu);
+  StoreStats counters ABSL_GUARDED_BY(mu);  // counts only, the gauges are computed
+  uint64_t next_seq ABSL_GUARDED_BY(mu) = 1;
+  bool closed ABSL_GUARDED_BY(mu) = false;
+
+  // Reservations that wait or are about to: raised before memory is found wanting, so that who frees some afterwards sees it.
+  std::atomic<int> waiting{0};
+
+ private:
+  void Unuse(const NamespaceId& ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Takes what the session holds out of the index; the records die with it, outside the lock.
+  void Forget(Session* session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  Executor::Task Guarded(absl::AnyInvocable<void(StoreState&)> task);
+  bool EnterTask() ABSL_LOCKS_EXCLUDED(kick_mu_);
+  void LeaveTask() ABSL_LOCKS_EXCLUDED(kick_mu_);
+
+  Mutex kick_mu_;
+  Executor* kicker_ ABSL_GUARDED_BY(kick_mu_);  // nullptr once closed
+  bool kicked_ ABSL_GUARDED_BY(kick_mu_) = false;
+  int tasks_running_ ABSL_GUARDED_BY(kick_mu_) = 0;
+  std::thread::id task_thread_ ABSL_GUARDED_BY(kick_mu_);
+  CondVar task_done_;
+};
+
+}  // namespace kvferry

@@ -1,0 +1,349 @@
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "storage/base/status.h"
+#include "storage/reserver.h"
+#include "storage/store.h"
+#include "storage/store_state.h"
+#include "storage/store_writer.h"
+
+namespace kvferry {
+namespace {
+
+constexpr size_t kMaxNamespacesPerSession = 1024;
+
+// The store over its tiers; the memory tier is the only one so far. Every call is one step under the state's mutex.
+class TieredStore : public Store {
+ public:
+  TieredStore(const StoreOptions& options, Executor* executor)
+      : state_(std::make_shared<StoreState>(options, executor)) {
+    state_->arena->SetListener(state_);
+  }
+  ~TieredStore() override { state_->Close(); }
+
+  absl::StatusOr<SessionId> OpenSession(absl::string_view tenant) override;
+  void SuspendSession(SessionId session) override;
+  absl::Status ResumeSession(absl::string_view tenant, SessionId session) override;
+  void EndSession(SessionId session) override { state_->EndSession(session, 0); }
+  absl::StatusOr<NamespaceId> OpenNamespace(SessionId session, const NamespaceSpec& spec) override;
+
+  void Reserve(SessionId session, const NamespaceId& ns, const ReserveOptions& options, ReserveDone done) override {
+    Reserver(state_.get()).Reserve(session, ns, options, std::move(done));
+  }
+  absl::Status Publish(SessionId session, const ChunkKey& live, const PublishOptions& options) override;
+  void Get(SessionId session, const BlockKey& key, GetDone done) override {
+    std::move(done)(FindBlock(session, key));
+  }
+  absl::StatusOr<Match> Lookup(SessionId session, absl::Span<const ChunkKey> keys, bool lease) override;
+  void Release(SessionId session, absl::Span<const ChunkKey> keys) override;
+  void Prefetch(SessionId, absl::Span<const ChunkKey>) override {}
+  absl::Status Erase(SessionId session, const ChunkKey& key) override;
+  void Flush(FlushDone done) override { std::move(done)(absl::OkStatus()); }
+
+  StoreStats Stats() const override;
+  void List(absl::FunctionRef<bool(const ChunkInfo&)> visit) const override;
+
+ private:
+  absl::StatusOr<BlockView> FindBlock(SessionId session, const BlockKey& key);
+  // nullptr if the index has no such prefix name, or another tenant's.
+  RecordPtr FindPublished(const Session& session, const ChunkKey& key) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
+  // By any name that the session may use: a live one of its own, one it leases (that very chunk, even if its name was
+  // erased since), any published one of its tenant.
+  RecordPtr FindAny(const Session& session, const ChunkKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
+  bool LeaseTo(Session* session, const ChunkKey& key, const RecordPtr& record)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
+
+  const std::shared_ptr<StoreState> state_;
+};
+
+absl::StatusOr<SessionId> TieredStore::OpenSession(absl::string_view tenant) {
+  SessionId id = NewSessionId();
+  MutexLock lock(&state_->mu);
+  while (state_->sessions.Find(id) != nullptr) id = NewSessionId();
+  if (!state_->arena->TryCharge(kSessionBytes)) {
+    return absl::ResourceExhaustedError(absl::StrCat("session: no memory for its bookkeeping of ", kSessionBytes,
+                                                     " bytes, budget ", state_->options.memory_bytes));
+  }
+  const Session* session = state_->sessions.Open(id, tenant);
+  if (state_->sessions.CountOf(tenant) == 1) state_->arena->SetActive(session->tenant, true);
+  return id;
+}
+
+void TieredStore::SuspendSession(SessionId id) {
+  uint64_t suspension;
+  {
+    MutexLock lock(&state_->mu);
+    Session* session = state_->sessions.Find(id);
+    if (session == nullptr || session->suspended) return;
+    session->suspended = true;
+    suspension = ++session->suspensions;
+  }
+  const absl::Time now = state_->executor->Now();
+  state_->RunAt(now + state_->options.reservation_grace,
+                [id, suspension](StoreState& state) { state.AbortReservations(id, suspension); });
+  state_->RunAt(now + state_->options.live_grace,
+                [id, suspension](StoreState& state) { state.EndSession(id, suspension); });
+}
+
+absl::Status TieredStore::ResumeSession(absl::string_view tenant, SessionId id) {
+  MutexLock lock(&state_->mu);
+  Session* session = state_->sessions.Find(id);
+  if (session == nullptr || session->tenant != tenant) return UnknownSession(id);
+  session->suspended = false;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<NamespaceId> TieredStore::OpenNamespace(SessionId id, const NamespaceSpec& spec) {
+  KVFERRY_RETURN_IF_ERROR(Validate(spec));
+  std::string tenant;
+  {
+    MutexLock lock(&state_->mu);
+    const Session* session = state_->sessions.Find(id);
+    if (session == nullptr) return UnknownSession(id);
+    tenant = session->tenant;
+  }
+  auto ns = std::make_shared<const Namespace>(std::move(tenant), spec);  // hashes: outside the lock
+  MutexLock lock(&state_->mu);
+  Session* session = state_->sessions.Find(id);
+  if (session == nullptr) return UnknownSession(id);
+  if (session->namespaces.contains(ns->id)) return ns->id;
+  const bool known = state_->namespaces.Find(session->tenant, ns->id) != nullptr;
+  const uint64_t bytes = kOpenNamespaceBytes + (known ? 0 : ns->bytes);
+  if (session->namespaces.size() >= kMaxNamespacesPerSession || !state_->arena->TryCharge(bytes)) {
+    return absl::ResourceExhaustedError(absl::StrCat("namespace: the session has ", session->namespaces.size(),
+                                                     " open, expected fewer than ", kMaxNamespacesPerSession, ", or no ",
+                                                     bytes, " bytes are left for its bookkeeping"));
+  }
+  state_->namespaces.Use(ns);
+  session->namespaces.insert(ns->id);
+  return ns->id;
+}
+
+absl::Status TieredStore::Publish(SessionId id, const ChunkKey& live, const PublishOptions& options) {
+  constexpr Id128 kNone{};
+  if ((options.prefix_key[0] & kLiveBit) != 0 || options.prefix_key == kNone) {
+    return absl::InvalidArgumentError(absl::StrCat("publish: prefix key is ", ToString(options.prefix_key),
+                                                   ", expected one that is not zero and has its highest bit clear"));
+  }
+  if ((options.parent[0] & kLiveBit) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("publish: parent is ", ToString(options.parent),
+                                                   ", expected a prefix key: its highest bit clear"));
+  }
+  MutexLock lock(&state_->mu);
+  const Session* session = state_->sessions.Find(id);
+  if (session == nullptr) return UnknownSession(id);
+  const RecordPtr* record = session->FindLive(live);
+  if (record == nullptr) {
+    return absl::NotFoundError(absl::StrCat("publish: session has no live chunk ", ToString(live)));
+  }
+  if (!(*record)->sealed) {
+    return absl::FailedPreconditionError(absl::StrCat("publish: chunk ", ToString(live), " has ",
+                                                      (*record)->committed_count, " of ", (*record)->committed.size(),
+                                                      " layers committed, expected all"));
+  }
+  if ((*record)->chunk->ns()->spec.model.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("publish: namespace ", ToString(live.ns),
+                                                      " names no model, so a prefix key would not say whose KV it is"));
+  }
+  const bool again = (*record)->published;
+  KVFERRY_RETURN_IF_ERROR(state_->index.Publish(*record, options.prefix_key, options.parent));
+  if (!again) EncodeHeader(HeaderOf(**record, state_->next_seq++), (*record)->chunk->Image());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<BlockView> TieredStore::FindBlock(SessionId id, const BlockKey& key) {
+  MutexLock lock(&state_->mu);
+  const Session* session = state_->sessions.Find(id);
+  if (session == nullptr) return UnknownSession(id);
+  const RecordPtr record = FindAny(*session, key.chunk);
+  if (record != nullptr && key.layer >= record->committed.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("get: layer is ", key.layer, ", chunk ", ToString(key.chunk), " has ",
+                                                   record->committed.size(), " layers"));
+  }
+  if (record == nullptr || !record->committed[key.layer]) {
+    ++state_->counters.get_misses;
+    return absl::NotFoundError(absl::StrCat("get: no block ", ToString(key)));
+  }
+  if (record->published) state_->index.Touch(record.get());
+  const MutableByteView slot = record->chunk->Slot(key.layer);
+  ++state_->counters.blocks_got;
+  state_->counters.bytes_got += slot.size();
+  return BlockView({slot}, record->checksums[key.layer], record->chunk);
+}
+
+absl::StatusOr<Match> TieredStore::Lookup(SessionId id, absl::Span<const ChunkKey> keys, bool lease) {
+  Match match;
+  MutexLock lock(&state_->mu);
+  Session* session = state_->sessions.Find(id);
+  if (session == nullptr) return UnknownSession(id);
+  ++state_->counters.lookups;
+  state_->counters.lookup_chunks_asked += keys.size();
+  for (const ChunkKey& key : keys) {
+    RecordPtr record;
+    if (key.IsLive()) {
+      const RecordPtr* live = session->FindLive(key);
+      if (live == nullptr || !(*live)->sealed) break;
+      record = *live;  // the session holds it: a lease would add nothing
+    } else {
+      record = FindPublished(*session, key);
+      if (record == nullptr || (lease && !LeaseTo(session, key, record))) break;
+    }
+    ++match.chunks;
+    match.bytes += record->chunk->layout().image_bytes;
+  }
+  state_->counters.lookup_chunks_hit += match.chunks;
+  return match;
+}
+
+bool TieredStore::LeaseTo(Session* session, const ChunkKey& key, const RecordPtr& record) {
+  auto held = session->leases.find(key);
+  if (held == session->leases.end()) {
+    if (!state_->arena->TryCharge(kLeaseBytes)) return false;
+    held = session->leases.emplace(key, Session::Lease{record, 0}).first;
+  }
+  // A lease from before the name was erased and given anew is of the chunk it was taken on, which has the same tokens.
+  ++held->second.count;
+  state_->index.Lease(held->second.record.get(), 1);
+  state_->index.Touch(held->second.record.get());
+  return true;
+}
+
+void TieredStore::Release(SessionId id, absl::Span<const ChunkKey> keys) {
+  absl::InlinedVector<RecordPtr, 8> released;  // die after the lock is gone
+  {
+    MutexLock lock(&state_->mu);
+    Session* session = state_->sessions.Find(id);
+    if (session == nullptr) return;
+    for (const ChunkKey& key : keys) {
+      if (key.IsLive()) {
+        const RecordPtr* live = session->FindLive(key);
+        if (live == nullptr) continue;
+        released.push_back(*live);
+        session->live.erase(key.id[1]);
+        state_->DropLive(released.back().get());
+      } else if (const auto held = session->leases.find(key); held != session->leases.end()) {
+        state_->index.Unlease(held->second.record.get(), 1);
+        if (--held->second.count != 0) continue;
+        released.push_back(std::move(held->second.record));
+        session->leases.erase(held);
+        state_->arena->Uncharge(kLeaseBytes);
+      }
+    }
+  }
+  released.clear();
+  state_->OnMemoryFreed();  // what is not freed may have become evictable
+}
+
+absl::Status TieredStore::Erase(SessionId id, const ChunkKey& key) {
+  RecordPtr erased;  // dies after the lock is gone
+  {
+    MutexLock lock(&state_->mu);
+    const Session* session = state_->sessions.Find(id);
+    if (session == nullptr) return UnknownSession(id);
+    erased = FindPublished(*session, key);
+    if (erased == nullptr) return absl::NotFoundError(absl::StrCat("erase: no published chunk ", ToString(key)));
+    state_->Unpublish(erased.get());
+  }
+  erased.reset();
+  state_->OnMemoryFreed();  // its parent may have become evictable
+  return absl::OkStatus();
+}
+
+RecordPtr TieredStore::FindPublished(const Session& session, const ChunkKey& key) const {
+  RecordPtr record = state_->index.Find(key);
+  return record != nullptr && record->chunk->ns()->tenant == session.tenant ? record : nullptr;
+}
+
+RecordPtr TieredStore::FindAny(const Session& session, const ChunkKey& key) const {
+  if (key.IsLive()) {
+    const RecordPtr* record = session.FindLive(key);
+    return record == nullptr ? nullptr : *record;
+  }
+  const auto held = session.leases.find(key);
+  return held != session.leases.end() ? held->second.record : FindPublished(session, key);
+}
+
+StoreStats TieredStore::Stats() const {
+  MutexLock lock(&state_->mu);
+  StoreStats stats = state_->counters;
+  const Arena::Usage usage = state_->arena->usage();
+  stats.memory_budget_bytes = usage.budget;
+  stats.memory_used_bytes = usage.used();
+  stats.memory_free_in_segments_bytes = usage.free;
+  stats.metadata_bytes = usage.metadata;
+  stats.segments = usage.segments;
+  stats.sessions = state_->sessions.size();
+  stats.namespaces = state_->namespaces.size();
+  const Index::Counts& counts = state_->index.counts();
+  stats.chunks_live = counts.live;
+  stats.chunks_published = counts.published;
+  stats.chunks_reserved = counts.reserved;
+  stats.chunks_leased = counts.leased;
+  return stats;
+}
+
+void TieredStore::List(absl::FunctionRef<bool(const ChunkInfo&)> visit) const {
+  struct Line {
+    ChunkInfo info;
+    std::shared_ptr<const Namespace> ns;
+    const char* state;
+  };
+  std::vector<Line> lines;
+  const auto add = [&lines](const Record& record, const char* state) {
+    Line& line = lines.emplace_back();
+    line.info.key = record.published ? record.PublishedKey() : record.chunk->key();
+    line.info.bytes = record.chunk->layout().image_bytes;
+    line.info.tokens = record.chunk->layout().tokens;
+    line.info.leases = record.leases;
+    line.info.layers = static_cast<uint32_t>(record.committed.size());
+    line.info.layers_committed = record.committed_count;
+    line.ns = record.chunk->ns();
+    line.state = state;
+  };
+  {
+    MutexLock lock(&state_->mu);
+    state_->index.ForEachPublished([&add](const RecordPtr& record) { add(*record, "published"); });
+    state_->sessions.ForEach([&add](const Session& session) {
+      for (const auto& [counter, record] : session.live) {
+        if (!record->published) add(*record, record->sealed ? "live" : "reserved");
+      }
+    });
+  }
+  for (Line& line : lines) {
+    line.info.tenant = line.ns->tenant;
+    line.info.model = line.ns->spec.model;
+    line.info.state = line.state;
+    if (!visit(line.info)) return;
+  }
+}
+
+absl::Status Between(absl::string_view option, uint64_t value, uint64_t low, uint64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("store options: ", option, " is ", value, ", expected ", low, " to ", high));
+}
+
+absl::Status NotNegative(absl::string_view option, absl::Duration value) {
+  if (value >= absl::ZeroDuration()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("store options: ", option, " is ", absl::FormatDuration(value), ", expected 0 or more"));
+}
+
+}  // namespace
+
+absl::Status Validate(const StoreOptions& options) {
+  constexpr uint64_t kMost = uint64_t{1} << 50;
+  KVFERRY_RETURN_IF_ERROR(Between("memory_bytes", options.memory_bytes, 64 * kKiB, kMost));
+  KVFERRY_RETURN_IF_ERROR(Between("segment_bytes", options.segment_bytes, kImageAlignment, kMost));
+  KVFERRY_RETURN_IF_ERROR(NotNegative("live_grace", options.live_grace));
+  return NotNegative("reservation_grace", options.reservation_grace);
+}
+
+absl::StatusOr<std::unique_ptr<Store>> OpenStore(const StoreOptions& options, Executor* executor) {
+  KVFERRY_RETURN_IF_ERROR(Validate(options));
+  return std::make_unique<TieredStore>(options, executor);
+}
+
+}  // namespace kvferry
