@@ -27,7 +27,6 @@ void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOp
     absl::StatusOr<PendingReserve> request = Check(session, ns, options);
     if (request.ok()) {
       ++state_.counters.reserves;
-      ++state_.waiting;
       const bool first = state_.queue.empty();
       std::optional<Writers> granted;
       if (first) granted = TryGrant(*request, false);
@@ -40,8 +39,8 @@ void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOp
       } else {
         request->done = std::move(done);
         ticket = state_.queue.Push(*std::move(request));
+        ++state_.waiting;
       }
-      if (ticket == 0) --state_.waiting;
     } else {
       result = std::move(request).status();
     }
@@ -54,7 +53,8 @@ void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOp
   if (options.deadline != absl::InfiniteFuture()) {
     state_.RunAt(options.deadline, [ticket](StoreState& state) { Reserver(&state).Expire(ticket); });
   }
-  state_.Kick();  // chunks that readers still pin are evicted only for who can wait for their end
+  // Once more, now that whoever frees memory sees us waiting; and with chunks that are being read given up for us.
+  state_.Kick();
 }
 
 void Reserver::Pump() {

@@ -68,7 +68,7 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   uint64_t next_seq ABSL_GUARDED_BY(mu) = 1;
   bool closed ABSL_GUARDED_BY(mu) = false;
 
-  // Reservations that wait or are about to: raised before memory is found wanting, so that who frees some afterwards sees it.
+  // queue.size(), for whoever frees memory without the lock.
   std::atomic<int> waiting{0};
 
  private:
