@@ -123,20 +123,25 @@ std::vector<ByteView> ViewsFrom(const std::vector<grpc::Slice>& slices, uint64_t
   return views;
 }
 
+// The slices of `buffer`, by reference.
+absl::Status Slices(const grpc::ByteBuffer& buffer, std::vector<grpc::Slice>* slices) {
+  if (buffer.Length() > static_cast<uint64_t>(std::numeric_limits<int>::max())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("message of ", buffer.Length(), " bytes, expected at most ", kMaxMessageBytes));
+  }
+  if (!buffer.Valid()) return absl::OkStatus();
+  if (grpc::Status s = buffer.Dump(slices); !s.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("message cannot be read: ", s.error_message()));
+  }
+  return absl::OkStatus();
+}
+
 template <typename Message>
 absl::StatusOr<Frame<Message>> Decode(const grpc::ByteBuffer& buffer) {
   // Short slices hold their bytes inside themselves, so the vector must not move once views exist: it is the pin.
   auto slices = std::make_shared<std::vector<grpc::Slice>>();
+  KVFERRY_RETURN_IF_ERROR(Slices(buffer, slices.get()));
   const uint64_t total = buffer.Length();
-  if (total > static_cast<uint64_t>(std::numeric_limits<int>::max())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("message of ", total, " bytes, expected at most ", kMaxMessageBytes));
-  }
-  if (buffer.Valid()) {
-    if (grpc::Status s = buffer.Dump(slices.get()); !s.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("message cannot be read: ", s.error_message()));
-    }
-  }
   KVFERRY_ASSIGN_OR_RETURN(const Extent data, FindData(*slices, total));
 
   Frame<Message> frame;
@@ -164,6 +169,21 @@ absl::StatusOr<Frame<v1::PutRequest>> DecodePut(const grpc::ByteBuffer& buffer) 
 }
 
 absl::StatusOr<Frame<v1::GetReply>> DecodeGet(const grpc::ByteBuffer& buffer) { return Decode<v1::GetReply>(buffer); }
+
+grpc::ByteBuffer EncodeMessage(const google::protobuf::MessageLite& message) {
+  std::vector<uint8_t> bytes(message.ByteSizeLong());
+  message.SerializeWithCachedSizesToArray(bytes.data());
+  const grpc::Slice slice(bytes.data(), bytes.size());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+absl::Status DecodeMessage(const grpc::ByteBuffer& buffer, google::protobuf::MessageLite* message) {
+  std::vector<grpc::Slice> slices;
+  KVFERRY_RETURN_IF_ERROR(Slices(buffer, &slices));
+  SliceStream stream(&slices, buffer.Length());
+  if (message->ParseFromZeroCopyStream(&stream)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("malformed message: no ", message->GetTypeName()));
+}
 
 FramePayload::FramePayload(std::vector<ByteView> views, std::shared_ptr<const void> pin)
     : views_(std::move(views)), pin_(std::move(pin)) {

@@ -67,4 +67,8 @@ struct Frame {
 absl::StatusOr<Frame<v1::PutRequest>> DecodePut(const grpc::ByteBuffer& buffer);
 absl::StatusOr<Frame<v1::GetReply>> DecodeGet(const grpc::ByteBuffer& buffer);
 
+// The same two ways for messages without bulk bytes, where a raw method gives or takes them as a buffer.
+grpc::ByteBuffer EncodeMessage(const google::protobuf::MessageLite& message);
+absl::Status DecodeMessage(const grpc::ByteBuffer& buffer, google::protobuf::MessageLite* message);
+
 }  // namespace kvferry

@@ -1,0 +1,7 @@
+#include "proto/version.h"
+
+namespace kvferry {
+
+const char kVersion[] = KVFERRY_VERSION;
+
+}  // namespace kvferry

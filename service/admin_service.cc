@@ -1,0 +1,142 @@
+#include "service/admin_service.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "proto/codec.h"
+#include "proto/version.h"
+
+namespace kvferry {
+namespace {
+
+constexpr int kChunksInMessage = 512;
+
+void AddStore(const StoreStats& s, v1::StatsReply* reply) {
+  const auto gauge = [reply](const char* name, uint64_t value) {
+    v1::StatsReply::Value* v = reply->add_values();
+    v->set_name(name);
+    v->set_value(value);
+    v->set_gauge(true);
+  };
+  const auto count = [reply](const char* name, uint64_t value) {
+    v1::StatsReply::Value* v = reply->add_values();
+    v->set_name(name);
+    v->set_value(value);
+  };
+  gauge("memory_budget_bytes", s.memory_budget_bytes);
+  gauge("memory_used_bytes", s.memory_used_bytes);
+  gauge("memory_free_in_segments_bytes", s.memory_free_in_segments_bytes);
+  gauge("metadata_bytes", s.metadata_bytes);
+  gauge("segments", s.segments);
+  gauge("sessions", s.sessions);
+  gauge("namespaces", s.namespaces);
+  gauge("chunks_live", s.chunks_live);
+  gauge("chunks_published", s.chunks_published);
+  gauge("chunks_reserved", s.chunks_reserved);
+  gauge("chunks_leased", s.chunks_leased);
+  count("blocks_committed", s.blocks_committed);
+  count("blocks_got", s.blocks_got);
+  count("get_misses", s.get_misses);
+  count("bytes_committed", s.bytes_committed);
+  count("bytes_got", s.bytes_got);
+  count("lookups", s.lookups);
+  count("lookup_chunks_asked", s.lookup_chunks_asked);
+  count("lookup_chunks_hit", s.lookup_chunks_hit);
+  count("reserves", s.reserves);
+  count("reserves_refused", s.reserves_refused);
+  count("evictions", s.evictions);
+  count("reservations_aborted", s.reservations_aborted);
+  count("sessions_expired", s.sessions_expired);
+}
+
+void AddService(const ServiceStats& s, v1::StatsReply* reply) {
+  const auto add = [reply](const char* name, const Counter& value, bool gauge = false) {
+    v1::StatsReply::Value* v = reply->add_values();
+    v->set_name(name);
+    v->set_value(value);
+    v->set_gauge(gauge);
+  };
+  add("put_blocks", s.put_blocks);
+  add("put_bytes", s.put_bytes);
+  add("put_bytes_copied", s.put_bytes_copied);
+  add("put_blocks_failed", s.put_blocks_failed);
+  add("put_checksum_errors", s.put_checksum_errors);
+  add("get_blocks", s.get_blocks);
+  add("get_bytes", s.get_bytes);
+  add("get_bytes_copied", s.get_bytes_copied);
+  add("malformed_messages", s.malformed_messages);
+  add("sessions_opened", s.sessions_opened);
+  add("sessions_resumed", s.sessions_resumed);
+  add("sessions_superseded", s.sessions_superseded);
+  add("sessions_silent", s.sessions_silent);
+  add("session_streams", s.session_streams, true);
+  add("put_streams", s.put_streams, true);
+  add("get_streams", s.get_streams, true);
+}
+
+// Sends a listing message by message. Threads: gRPC's, one event at a time.
+class ListStream : public grpc::ServerWriteReactor<v1::ListReply> {
+ public:
+  explicit ListStream(std::vector<v1::ListReply> replies) : replies_(std::move(replies)) { WriteNext(); }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) next_ = replies_.size();
+    WriteNext();
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  void WriteNext() {
+    if (next_ < replies_.size()) {
+      StartWrite(&replies_[next_++]);
+    } else {
+      Finish(grpc::Status::OK);
+    }
+  }
+
+  const std::vector<v1::ListReply> replies_;
+  size_t next_ = 0;
+};
+
+void Fill(const ChunkInfo& info, v1::ListReply::Chunk* out) {
+  ToProto(info.key, out->mutable_key());
+  out->set_tenant(info.tenant);
+  out->set_model(info.model);
+  out->set_state(info.state);
+  out->set_bytes(info.bytes);
+  out->set_tokens(info.tokens);
+  out->set_leases(info.leases);
+  out->set_layers(info.layers);
+  out->set_layers_committed(info.layers_committed);
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* AdminService::Stats(grpc::CallbackServerContext* call, const v1::StatsRequest*,
+                                              v1::StatsReply* reply) {
+  reply->set_version(kVersion);
+  reply->set_boot(context_->boot);
+  reply->set_uptime_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(absl::Now() - context_->started)));
+  AddStore(context_->store->Stats(), reply);
+  AddService(*context_->stats, reply);
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+grpc::ServerWriteReactor<v1::ListReply>* AdminService::List(grpc::CallbackServerContext*,
+                                                            const v1::ListRequest* request) {
+  std::vector<v1::ListReply> replies;
+  uint32_t left = request->limit() == 0 ? UINT32_MAX : request->limit();
+  context_->store->List([&](const ChunkInfo& info) {
+    if (left == 0) return false;
+    --left;
+    if (replies.empty() || replies.back().chunks_size() == kChunksInMessage) replies.emplace_back();
+    Fill(info, replies.back().add_chunks());
+    return left > 0;
+  });
+  return new ListStream(std::move(replies));
+}
+
+}  // namespace kvferry
