@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 // The bytes that are hashed, written out: they are the same in every build and for ever (scheme 1).
 TEST(NamespaceSpec, CanonicalBytesGolden) {
   NamespaceSpec spec = SmallSpec(1, 2, 8, 4, "m");
-  spec.rope = "r";
+  spec.rope.assign(1, 'r');
   EXPECT_EQ(absl::BytesToHexString(Canonical(spec)),
             "01" "04000000" "01000000"          // scheme
             "02" "01000000" "6d"                // model
@@ -80,11 +80,11 @@ TEST(NamespaceSpec, ABadFieldIsNamedWithItsValue) {
     std::string named;
   };
   const std::vector<Case> cases = {
-      {[](NamespaceSpec& s) { s.dtype = std::string(""); }, "dtype"},
+      {[](NamespaceSpec& s) { s.dtype.clear(); }, "dtype"},
       {[](NamespaceSpec& s) { s.dtype_bytes = 2; }, "dtype_bytes of float32 is 2, expected 4"},
       {[](NamespaceSpec& s) { s.dtype = std::string("x"), s.dtype_bytes = 17; }, "dtype_bytes is 17"},
       {[](NamespaceSpec& s) { s.model.assign(5000, 'x'); }, "model has 5000 bytes"},
-      {[](NamespaceSpec& s) { s.codec = std::string(""); }, "codec"},
+      {[](NamespaceSpec& s) { s.codec.clear(); }, "codec"},
       {[](NamespaceSpec& s) { s.block_tokens = 0; }, "block_tokens is 0"},
       {[](NamespaceSpec& s) { s.block_tokens = 4097; }, "block_tokens is 4097"},
       {[](NamespaceSpec& s) { s.shards = 0; }, "shards is 0"},
