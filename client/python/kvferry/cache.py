@@ -20,6 +20,9 @@ from .layer import Ferry, OffloadedLayer
 from .sizes import parse_size
 from .stats import CacheStats
 
+# States of OffloadedCache._updated besides a layer's index.
+_NO_MASK, _MASK_MADE = -2, -1
+
 
 class OffloadedCache(DynamicCache):
     """Drop-in for transformers' DynamicCache that keeps the layers of full attention in a kvferry store.
@@ -79,7 +82,7 @@ class OffloadedCache(DynamicCache):
         kinds = _layer_kinds(config, data)
         self._options = dict(
             block_tokens=block_tokens,
-            layers=None if kinds is None else sum(kind is None for kind in kinds),
+            layers=None if kinds is None else sum(kind is None for kind in kinds) or None,
             resident_layers=resident_layers,
             prefetch_depth=prefetch_depth,
             device_memory=None if device_memory == "auto" else parse_size(device_memory, "device_memory"),
@@ -91,8 +94,7 @@ class OffloadedCache(DynamicCache):
         self._store = store
         self._ferry = Ferry(_torch.Cache(functools.partial(_capsule, store), **self._options))
         self._learning = kinds is None  # layers appear as they are updated
-        self._encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
-        self._updated: int | None = None  # the layer last updated since a mask was made
+        self._updated = _NO_MASK  # the layer last updated in a forward pass that made a mask
         Cache.__init__(self, layers=[])
         for make_layer in kinds or []:
             self.layers.append(self._new_layer() if make_layer is None else make_layer())
@@ -116,31 +118,29 @@ class OffloadedCache(DynamicCache):
         """
         while self._learning and len(self.layers) <= layer_idx:
             self.layers.append(self._new_layer())
-        layer = self.layers[layer_idx]
-        self._refuse_cross_attention(layer_idx)
-        if not isinstance(layer, OffloadedLayer):
-            self._ferry.check()
-            return layer.update(key_states, value_states, *args, **kwargs)
+        layer, before = self.layers[layer_idx], self._updated
+        if before == layer_idx and len(self.layers) > 1:
+            # Cross-attention of an encoder-decoder model: it would append the encoder's keys to the decoder's.
+            raise TypeError(
+                f"OffloadedCache: layer {layer_idx} was updated twice in one forward pass; an encoder-decoder model needs "
+                "transformers.EncoderDecoderCache(OffloadedCache(...), OffloadedCache(...))"
+            )
+        self._updated = _NO_MASK
+        self._ferry.check()
         try:
-            return layer.update(key_states, value_states)
+            both = layer.update(key_states, value_states, *args, **kwargs)
         except errors.Error as error:
             # Layers of transformers do not roll back, so the ones before this are ahead of it now.
             if any(not isinstance(other, (OffloadedLayer, DummyLayer)) for other in self.layers[:layer_idx]):
                 self._ferry.tear(error)
             raise
+        if _NO_MASK < before < layer_idx:
+            self._updated = layer_idx
+        return both
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        self._updated = None
+        self._updated = _MASK_MADE
         return super().get_mask_sizes(query_length, layer_idx)
-
-    def _refuse_cross_attention(self, layer_idx: int) -> None:
-        """An encoder-decoder model that is given this cache alone would append the encoder's keys to the decoder's."""
-        before, self._updated = self._updated, layer_idx
-        if before == layer_idx and len(self.layers) > 1:
-            raise TypeError(
-                f"OffloadedCache: layer {layer_idx} was updated twice in one forward pass; an encoder-decoder model needs "
-                "transformers.EncoderDecoderCache(OffloadedCache(...), OffloadedCache(...))"
-            )
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """Tokens the cache can hold; -1: no maximum."""
@@ -192,7 +192,7 @@ class OffloadedCache(DynamicCache):
     def reset(self) -> None:
         """Empties the cache and releases its blocks. Mends a cache in which a forward pass broke off."""
         self._ferry.reset()
-        self._updated = None
+        self._updated = _NO_MASK
         for layer in self._other_layers():
             layer.reset()
 
@@ -291,12 +291,11 @@ def _fork_layer(layer: object, ferry: Ferry, memo: dict) -> object:
 
 def _unpickle(cls: type, state: dict, layers: list) -> OffloadedCache:
     cache = cls.__new__(cls)
-    cache.__dict__.update(state, _store=None, layers=[])
+    cache.__dict__.update(state, _store=None, layers=[], _updated=_NO_MASK)
     cache._ferry = Ferry(_torch.Cache(functools.partial(_capsule, None), **state["_options"]))
     for entry in layers:
         cache.layers.append(cache._new_layer() if isinstance(entry, tuple) else entry)
     for index, entry in enumerate(layers):
         if isinstance(entry, tuple) and entry[1] is not None:
             cache.update(entry[1], entry[2], index)
-            cache._updated = None
     return cache
