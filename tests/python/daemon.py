@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -27,17 +28,27 @@ class Kvferryd:
     def start(self) -> "Kvferryd":
         self._process = subprocess.Popen(self._command, stdout=open(self.log, "ab"), stderr=subprocess.STDOUT)
         deadline = time.monotonic() + 20
-        while not self.socket.exists():
+        while not self._answers():
             assert self._process.poll() is None, f"kvferryd ended with {self._process.returncode}:\n{self.log.read_text()}"
             assert time.monotonic() < deadline, f"kvferryd does not listen:\n{self.log.read_text()}"
             time.sleep(0.01)
         return self
 
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.socket))
+            except OSError:
+                return False
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
     def kill(self) -> None:
-        """As the kernel does it when memory is short: no goodbye."""
-        self._process.send_signal(signal.SIGKILL)
+        """As the kernel does it when memory is short: no goodbye, and the socket's file stays."""
+        self.signal(signal.SIGKILL)
         self._process.wait(10)
-        self.socket.unlink(missing_ok=True)
 
     def restart(self) -> None:
         self.kill()

@@ -1,0 +1,244 @@
+"""Faults that users of comparable caches reported (B..: shared/cases.md), on the client's side."""
+
+import copy
+import multiprocessing
+import pickle
+
+import pytest
+import torch
+from models import LAYERS, greedy, prompt, tiny
+from transformers import DynamicCache
+
+import kvferry
+from kvferry import OffloadedCache
+
+
+def new(store, **options):
+    return OffloadedCache(store=store, **(dict(block_tokens=2, resident_layers=1) | options))
+
+
+def kv(tokens, batch=1, seed=0, dim=4):
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(batch, 2, tokens, dim, generator=generator) for _ in range(2))
+
+
+def fill(cache, tokens, batch=1, layers=3):
+    for layer in range(layers):
+        cache.update(*kv(tokens, batch, seed=layer), layer)
+    return cache
+
+
+def lengths(cache):
+    return [layer.get_seq_length() for layer in cache.layers]
+
+
+def test_B01_crop(store):
+    """The rule of transformers 5.24: crop(0) keeps all, crop(-n) drops n, more than held empties, positive is refused."""
+    cache = fill(new(store), 3)
+    cache.crop(0)
+    assert lengths(cache) == [3] * 3
+    cache.crop(-2)
+    assert lengths(cache) == [1] * 3
+    cache.crop(-5)
+    assert lengths(cache) == [0] * 3
+    with pytest.raises(ValueError, match="10"):
+        cache.crop(10)
+    k, v = kv(1, seed=9)
+    for layer in range(3):
+        ours = cache.update(k, v, layer)
+        assert torch.equal(ours[0], k) and torch.equal(ours[1], v)
+    assert lengths(cache) == [1] * 3
+    cache.crop(-1)
+    assert lengths(cache) == [0] * 3 and cache.stats().stored_bytes == 0
+
+
+@pytest.mark.parametrize("resident_layers", [0, 1, LAYERS, None])
+def test_B05_second_question_on_one_context(store, resident_layers):
+    """Question A, back to the context, question B: as B on a fresh cache; dtype and length unchanged."""
+    model = tiny("llama", torch.bfloat16)
+    context, a, b = prompt(21), prompt(7, seed=1), prompt(6, seed=2)
+    cache = OffloadedCache(config=model.config, store=store, block_tokens=4, resident_layers=resident_layers)
+
+    def ask(cache, question):
+        ids = torch.cat([context, question], dim=1)
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), cache=cache, max_new_tokens=9, do_sample=False,
+                             output_logits=True, return_dict_in_generate=True)  # fmt: skip
+        return out.sequences, torch.stack(out.logits)
+
+    with torch.no_grad():
+        model(context, cache=cache)
+    ask(cache, a)
+    cache.crop(-(cache.get_seq_length() - 21))
+    assert lengths(cache) == [21] * LAYERS and cache.layers[0].keys.dtype == torch.bfloat16
+    again, fresh = DynamicCache(config=model.config), ask
+    with torch.no_grad():
+        model(context, cache=again)
+    for ours, theirs in zip(ask(cache, b), fresh(again, b), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_B11_reorder_reaches_every_part(store):
+    """Tails, resident layers, blocks in the store, keys and values: all follow the index; the index may be anywhere."""
+    cache, oracle = fill(new(store), 7, batch=3), fill(DynamicCache(), 7, batch=3)
+    for index in (torch.tensor([2, 0, 0]), torch.tensor([1, 1, 2], dtype=torch.int32)):
+        cache.reorder_cache(index)
+        oracle.reorder_cache(index)
+        for (k, v, _), theirs in zip(cache, oracle.layers, strict=True):
+            assert torch.equal(k, theirs.keys) and torch.equal(v, theirs.values)
+    with pytest.raises(kvferry.MismatchError, match="3"):
+        cache.reorder_cache(torch.tensor([0, 3, 1]))
+    assert lengths(cache) == [7] * 3
+
+
+def test_B11_a_layer_alone_is_refused_by_name(store):
+    cache = fill(new(store), 3)
+    layer = cache.layers[1]
+    for call in (lambda: layer.reorder_cache(torch.tensor([0])), lambda: layer.crop(-1), layer.reset,
+                 lambda: layer.batch_repeat_interleave(2), lambda: layer.batch_select_indices(torch.tensor([0]))):  # fmt: skip
+        with pytest.raises(NotImplementedError, match="cache"):
+            call()
+    with pytest.raises(AttributeError):
+        layer.keys = torch.zeros(1)
+
+
+def test_B14_from_tensors(store):
+    pairs = [kv(5, batch=2, seed=layer) for layer in range(4)]
+    for data in (pairs, [(k, v, None) for k, v in pairs], [torch.stack(pair) for pair in pairs], iter(pairs)):
+        cache = OffloadedCache(data, store=store, block_tokens=2, resident_layers=1)
+        assert len(cache) == 4 and lengths(cache) == [5] * 4
+        k, v = kv(1, batch=2, seed=9)
+        for layer in range(4):
+            ours = cache.update(k, v, layer)
+            assert torch.equal(ours[0], torch.cat([pairs[layer][0], k], dim=2))
+        assert cache.get_seq_length() == 6
+
+
+def test_B14_from_two_caches_as_data_parallelism_gathers_them(store):
+    caches = [fill(new(store), 5), fill(new(store), 5)]
+    joined = type(caches[0])(map(lambda entries: tuple(
+        None if entries[0][i] is None else torch.cat([e[i] for e in entries]) for i in range(3)), zip(*caches)))
+    assert len(joined) == 3 and lengths(joined) == [5] * 3
+    assert joined.layers[0].keys.shape == (2, 2, 5, 4)
+
+
+def test_B14_skipped_layers_count_as_empty(store):
+    cache = new(store)
+    cache.update(*kv(3), 2)
+    assert len(cache) == 3 and lengths(cache) == [0, 0, 3]
+    assert cache.get_seq_length() == 0 and cache.get_seq_length(2) == 3 and cache.get_seq_length(7) == 0
+    assert [entry[0] is None for entry in cache] == [True, True, False]
+    cache.update(*kv(3), 0)
+    assert lengths(cache) == [3, 0, 3]
+
+
+def test_B16_the_callers_object_grows(store):
+    model = tiny("llama")
+    cache, oracle = new(store, config=model.config), DynamicCache(config=model.config)
+    ids = prompt(9)
+    with torch.no_grad():
+        for step in range(30):
+            out = model(ids, cache=cache)
+            assert torch.equal(out.logits, model(ids, cache=oracle).logits)
+            assert out.cache is cache and cache.get_seq_length() == 9 + step
+            ids = out.logits[:, -1:].argmax(-1)
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, copy.copy], ids=["deepcopy", "copy"])
+def test_B16_a_copy_is_independent(store, copier):
+    model = tiny("llama")
+    prefix = new(store, config=model.config)
+    with torch.no_grad():
+        model(prompt(21), cache=prefix)
+    held = [(k.clone(), v.clone()) for k, v, _ in prefix]
+    for seed in (1, 2):
+        branch, oracle = copier(prefix), DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(prompt(21), cache=oracle)
+            for step in range(5):
+                ids = prompt(3, seed=10 * seed + step)
+                assert torch.equal(model(ids, cache=branch).logits, model(ids, cache=oracle).logits)
+        branch.reset()
+        del branch
+    assert prefix.get_seq_length() == 21
+    for (k, v, _), (old_k, old_v) in zip(prefix, held, strict=True):
+        assert torch.equal(k, old_k) and torch.equal(v, old_v)
+
+
+def test_B16_a_copy_outlives_its_origin(store):
+    prefix = fill(new(store), 9)
+    held = [k.clone() for k, _, _ in prefix]
+    branch = copy.deepcopy(prefix)
+    prefix.reset()
+    del prefix
+    assert all(torch.equal(k, old) for (k, _, _), old in zip(branch, held, strict=True))
+
+
+def _use_in_child(cache, queue):
+    """In a forked child: the parent's cache is refused at once; a cache of one's own works."""
+    try:
+        cache.update(*kv(1), 0)
+        queue.put("used the parent's cache")
+    except kvferry.Error as error:
+        queue.put(str(error))
+    mine = fill(OffloadedCache(block_tokens=2, resident_layers=0), 5)
+    mine.flush()
+    queue.put((lengths(mine), mine.stats().blocks_put))
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_B17_forked_child(store):
+    cache = fill(new(store, resident_layers=0), 6)
+    cache.flush()
+    held = [k.clone() for k, _, _ in cache]
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_use_in_child, args=(cache, queue))
+    child.start()
+    assert "fork" in queue.get(timeout=20)
+    assert queue.get(timeout=20) == ([5] * 3, 2 * 3)
+    child.join(20)
+    assert child.exitcode == 0
+    # The parent is unaffected, and the child's end gave nothing of it back.
+    assert all(torch.equal(k, old) for (k, _, _), old in zip(cache, held, strict=True))
+    cache.update(*kv(1), 0)
+    assert torch.equal(cache.layers[0].keys[:, :, :6], held[0])
+
+
+def test_pickle_ships_the_tensors(store):
+    cache = fill(new(store), 7, batch=2)
+    copied = pickle.loads(pickle.dumps(cache))
+    assert type(copied) is OffloadedCache and lengths(copied) == [7] * 3
+    for (k, v, _), (old_k, old_v, _) in zip(copied, cache, strict=True):
+        assert torch.equal(k, old_k) and torch.equal(v, old_v)
+    copied.update(*kv(1, batch=2), 0)
+    assert lengths(cache) == [7] * 3
+
+
+def test_gradients_reach_a_prefix(store):
+    """Prefix tuning trains through the cache: such layers stay on the device and are right."""
+    prefix = [tuple(t.requires_grad_() for t in kv(5, seed=layer)) for layer in range(2)]
+    cache = OffloadedCache(prefix, store=store, block_tokens=2, resident_layers=0)
+    total = sum(sum(t.sum() for t in cache.update(*kv(2, seed=9), layer)) for layer in range(2))
+    total.backward()
+    for k, v in prefix:
+        assert torch.equal(k.grad, torch.ones_like(k)) and torch.equal(v.grad, torch.ones_like(v))
+    assert cache.stats().grad_layers == 2 and cache.stats().blocks_put == 0
+
+
+def test_a_second_update_in_one_pass_is_refused(store):
+    """What an encoder-decoder model does to a cache that is not wrapped."""
+    cache = fill(new(store), 3)
+    cache.get_mask_sizes(1, 0)
+    cache.update(*kv(1), 0)
+    with pytest.raises(TypeError, match="EncoderDecoderCache"):
+        cache.update(*kv(9), 0)
+
+
+def test_generate_again_after_reset(store):
+    model = tiny("gpt2")
+    cache = new(store, config=model.config)
+    first = greedy(model, cache)[0]
+    cache.reset()
+    assert cache.get_seq_length() == 0 and cache.stats().stored_bytes == 0
+    assert torch.equal(greedy(model, cache)[0], first)
