@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import cases
 import clang_tools
 import house_rules
 import include_arrows
@@ -25,6 +26,7 @@ def checks(base: str | None) -> Iterator[tuple[str, list[str]]]:
     yield "clang-format", clang_tools.badly_formatted(cpp)
     yield "include arrows", [found for path in cpp for found in include_arrows.violations(path, sources.text(path))]
     yield "house rules", [found for path in paths for found in house_rules.violations(path, sources.text(path))]
+    yield "cases have their tests", cases.missing(sources.text(cases.TABLE))
     yield "ruff", ruff()
     base = base or clang_tools.default_base()
     compiled = clang_tools.compiled_in()

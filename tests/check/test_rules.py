@@ -1,5 +1,6 @@
 """The checks find what they are there to find, and nothing in code that is right."""
 
+import cases
 import count
 import house_rules
 import include_arrows
@@ -61,6 +62,12 @@ def test_house_rules() -> None:
     assert len(house_rules.violations("storage/a.cc", "x\n" * 601)) == 1
     assert len(house_rules.violations("a.md", "see /ho" + "me/someone/notes\n")) == 1
     assert house_rules.violations("a.md", "see a/home/page, /usr/bin/python3 and /tmp/kvferry.sock\n") == []
+
+
+def test_cases_name_tests_that_exist() -> None:
+    table = "| B01 | crop | `tests/a_test.cc:Crops` `tests/a_test.cc:Crop` |\n| B02 | none | issue 4 |\n"
+    (found,) = cases.missing(table, read=lambda path: "TEST(Cache, Crops) {}")
+    assert found == "tests/cases.md:1: there is no test Crop in tests/a_test.cc"
 
 
 CTEST = """<testsuite tests="4">
