@@ -20,13 +20,13 @@ void GrpcCore::Put(SessionId owner, OutgoingBlock block) {
       why = absl::UnavailableError("the session that reserved this chunk has ended");
       break;
     }
-    std::shared_ptr<PutStream> stream;
+    std::shared_ptr<PutCall> stream;
     {
       MutexLock lock(&put_mu_);
       if (put_connection_ == connection) stream = put_;
     }
     if (stream != nullptr && stream->Add(block)) return;
-    std::shared_ptr<PutStream> opened = PutStream::Open(connection, url, counters);
+    std::shared_ptr<PutCall> opened = PutCall::Open(connection, url, counters);
     if (opened == nullptr) {
       why = absl::UnavailableError("the connection was lost");
       break;

@@ -11,7 +11,7 @@
 #include "client/block_pool.h"
 #include "client/fork_guard.h"
 #include "client/grpc_connection.h"
-#include "client/grpc_put_stream.h"
+#include "client/grpc_put_call.h"
 #include "client/grpc_session.h"
 #include "client/namespace_book.h"
 #include "client/release_queue.h"
@@ -54,7 +54,7 @@ class GrpcCore {
   static constexpr uint64_t kKeptForPacking = 64 * kMiB;
 
   Mutex put_mu_;
-  std::shared_ptr<PutStream> put_ ABSL_GUARDED_BY(put_mu_);
+  std::shared_ptr<PutCall> put_ ABSL_GUARDED_BY(put_mu_);
   std::shared_ptr<Connection> put_connection_ ABSL_GUARDED_BY(put_mu_);
 };
 

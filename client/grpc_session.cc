@@ -40,7 +40,7 @@ GrpcSession::GrpcSession(Parts parts, absl::Duration heartbeat)
     : parts_(std::move(parts)), heartbeat_(heartbeat), thread_([this] { Run(); }) {}
 
 void GrpcSession::Wake() {
-  std::shared_ptr<SessionStream> stream;
+  std::shared_ptr<SessionCall> stream;
   {
     MutexLock lock(&mu_);
     stream = stream_;
@@ -49,7 +49,6 @@ void GrpcSession::Wake() {
 }
 
 void GrpcSession::Stop() {
-  if (!thread_.joinable()) return;
   parts_.state->Close();
   std::shared_ptr<Connection> connection;
   {
@@ -58,10 +57,11 @@ void GrpcSession::Stop() {
   }
   if (connection != nullptr) connection->Cancel();
   Wake();
-  thread_.join();
+  MutexLock lock(&join_mu_);
+  if (thread_.joinable()) thread_.join();
 }
 
-void GrpcSession::SetInUse(std::shared_ptr<SessionStream> stream, std::shared_ptr<Connection> connection) {
+void GrpcSession::SetInUse(std::shared_ptr<SessionCall> stream, std::shared_ptr<Connection> connection) {
   MutexLock lock(&mu_);
   stream_ = std::move(stream);
   connection_ = std::move(connection);
@@ -74,7 +74,7 @@ void GrpcSession::Run() {
   while (parts_.state->BeginAttempt(delay)) {
     parts_.suspension->Tick(absl::Now());
     if (connection == nullptr) connection = std::make_shared<Connection>(Dial(parts_.target), SessionId{0});
-    const std::shared_ptr<SessionStream> stream = SessionStream::Open(&connection->stub());
+    const std::shared_ptr<SessionCall> stream = SessionCall::Open(&connection->stub());
     SetInUse(stream, connection);
     absl::StatusOr<v1::SessionReply::Welcome> welcome = Handshake(stream.get());
     absl::Status why = welcome.status();
@@ -107,7 +107,7 @@ void GrpcSession::Run() {
   if (connection != nullptr) connection->Cancel();
 }
 
-absl::StatusOr<v1::SessionReply::Welcome> GrpcSession::Handshake(SessionStream* stream) {
+absl::StatusOr<v1::SessionReply::Welcome> GrpcSession::Handshake(SessionCall* stream) {
   v1::SessionRequest request;
   v1::SessionRequest::Hello* hello = request.mutable_hello();
   hello->set_version_min(kProtocolVersionMin);
@@ -152,7 +152,7 @@ absl::Status GrpcSession::Reopen(const std::shared_ptr<Connection>& connection) 
   return absl::OkStatus();
 }
 
-absl::Status GrpcSession::Serve(SessionStream* stream, absl::Duration heartbeat, bool* silent) {
+absl::Status GrpcSession::Serve(SessionCall* stream, absl::Duration heartbeat, bool* silent) {
   absl::Time now = absl::Now();
   absl::Time beat = now + heartbeat, heard = now, woke = now;
   while (true) {
@@ -191,7 +191,7 @@ absl::Status GrpcSession::Serve(SessionStream* stream, absl::Duration heartbeat,
   }
 }
 
-void GrpcSession::SayBye(SessionStream* stream) {
+void GrpcSession::SayBye(SessionCall* stream) {
   const absl::Time deadline = absl::Now() + kByeTimeout;
   bool said = false;
   while (absl::Now() < deadline && !stream->done()) {

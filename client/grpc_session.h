@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/grpc_session_stream.h"
+#include "client/grpc_session_call.h"
 #include "client/namespace_book.h"
 #include "client/release_queue.h"
 #include "client/session_state.h"
@@ -42,21 +42,22 @@ class GrpcSession {
  private:
   void Run();
   // Hello and Welcome.
-  absl::StatusOr<v1::SessionReply::Welcome> Handshake(SessionStream* stream);
+  absl::StatusOr<v1::SessionReply::Welcome> Handshake(SessionCall* stream);
   // Opens the known namespaces for a new session.
   absl::Status Reopen(const std::shared_ptr<Connection>& connection);
   // Heartbeats and releases until the stream is over; says whether the connection is to be given up as well.
-  absl::Status Serve(SessionStream* stream, absl::Duration heartbeat, bool* silent);
-  void SayBye(SessionStream* stream);
-  void SetInUse(std::shared_ptr<SessionStream> stream, std::shared_ptr<Connection> connection);
+  absl::Status Serve(SessionCall* stream, absl::Duration heartbeat, bool* silent);
+  void SayBye(SessionCall* stream);
+  void SetInUse(std::shared_ptr<SessionCall> stream, std::shared_ptr<Connection> connection);
 
   const Parts parts_;
   const absl::Duration heartbeat_;
   Mutex mu_;
   // What Stop() has to wake and to cancel.
-  std::shared_ptr<SessionStream> stream_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<SessionCall> stream_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);
-  std::thread thread_;
+  Mutex join_mu_;
+  std::thread thread_ ABSL_GUARDED_BY(join_mu_);
 };
 
 }  // namespace kvferry

@@ -44,10 +44,12 @@ class GrpcTransport : public Transport {
   explicit GrpcTransport(std::shared_ptr<GrpcCore> core) : core_(std::move(core)) {}
 
   ~GrpcTransport() override {
-    if (core_->fork.forked()) {
-      new std::shared_ptr<GrpcCore>(core_);  // leaked: its threads cannot be joined here
-      return;
-    }
+    Close();
+    if (core_->fork.forked()) new std::shared_ptr<GrpcCore>(core_);  // leaked: its threads cannot be joined here
+  }
+
+  void Close() override {
+    if (core_->fork.forked()) return;
     core_->session.Stop();
     if (std::shared_ptr<Connection> connection = core_->state.Current(); connection != nullptr) {
       connection->Cancel();

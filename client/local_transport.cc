@@ -140,11 +140,12 @@ class LocalTransport : public Transport {
   explicit LocalTransport(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
 
   ~LocalTransport() override {
-    if (shared_->fork.forked()) {
-      new std::shared_ptr<Shared>(shared_);  // leaked: its thread cannot be joined here
-      return;
-    }
-    shared_->closed = true;
+    Close();
+    if (shared_->fork.forked()) new std::shared_ptr<Shared>(shared_);  // leaked: its thread cannot be joined here
+  }
+
+  void Close() override {
+    if (shared_->fork.forked() || shared_->closed.exchange(true)) return;
     shared_->store().EndSession(shared_->session);
   }
 

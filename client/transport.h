@@ -91,6 +91,10 @@ class Transport {
   virtual absl::Status Erase(const ChunkKey& key, absl::Time deadline) = 0;
   virtual absl::Status Flush(absl::Time deadline) = 0;
   virtual TransportStats Stats() const = 0;
+
+  // Ends the session and the transport's threads, as the destructor does, while others still hold the transport: all that is
+  // in progress and every later call fails with UNAVAILABLE. Twice is once. Takes a few seconds at most.
+  virtual void Close() {}
 };
 
 struct ConnectOptions {

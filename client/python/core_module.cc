@@ -1,0 +1,129 @@
+// The extension module kvferry._core: stores and their transports, without torch. Private: kvferry/store.py is what people use.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/transport.h"
+
+namespace py = pybind11;
+
+namespace kvferry {
+namespace {
+
+// Name of the capsule in which another extension module finds a heap std::shared_ptr<Transport>.
+constexpr char kTransportCapsule[] = "kvferry.Transport";
+
+// Throws what kvferry.errors makes of a status. REQUIRES: the GIL is held.
+[[noreturn]] void Throw(const absl::Status& status) {
+  const absl::string_view message = status.message();
+  py::object error = py::module_::import("kvferry.errors")
+                         .attr("from_status")(static_cast<int>(status.code()), py::str(message.data(), message.size()));
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw py::error_already_set();
+}
+
+// A transport may have to join its thread, which never takes the GIL: let others have it meanwhile.
+void DeleteCapsule(PyObject* capsule) {
+  auto* transport = static_cast<std::shared_ptr<Transport>*>(PyCapsule_GetPointer(capsule, kTransportCapsule));
+  Py_BEGIN_ALLOW_THREADS;
+  delete transport;
+  Py_END_ALLOW_THREADS;
+}
+
+// A connection to a store. Thread-safe; no call holds the GIL while it waits.
+class PyStore {
+ public:
+  explicit PyStore(std::shared_ptr<Transport> transport) : transport_(std::move(transport)) {}
+  PyStore(const PyStore&) = delete;
+  PyStore& operator=(const PyStore&) = delete;
+  ~PyStore() {
+    py::gil_scoped_release free;
+    transport_ = nullptr;
+  }
+
+  static std::unique_ptr<PyStore> Connect(const std::string& url, std::optional<uint64_t> memory,
+                                          std::optional<double> connect_timeout, std::optional<double> heartbeat) {
+    ConnectOptions options;
+    if (memory.has_value()) options.memory_bytes = *memory;
+    if (connect_timeout.has_value()) options.connect_timeout = absl::Seconds(*connect_timeout);
+    if (heartbeat.has_value()) options.heartbeat = absl::Seconds(*heartbeat);
+    absl::StatusOr<std::shared_ptr<Transport>> transport;
+    {
+      py::gil_scoped_release free;
+      transport = kvferry::Connect(url, options);
+    }
+    if (!transport.ok()) Throw(transport.status());
+    return std::make_unique<PyStore>(*std::move(transport));
+  }
+
+  const std::string& url() const { return transport_->url(); }
+  uint64_t epoch() const { return transport_->epoch(); }
+
+  void Close() {
+    py::gil_scoped_release free;
+    transport_->Close();
+  }
+
+  void Flush(double timeout) {
+    absl::Status status;
+    {
+      py::gil_scoped_release free;
+      status = transport_->Flush(absl::Now() + absl::Seconds(timeout));
+    }
+    if (!status.ok()) Throw(status);
+  }
+
+  py::dict Stats() const {
+    const TransportStats stats = transport_->Stats();
+    py::dict out;
+    out["blocks_put"] = stats.blocks_put;
+    out["bytes_put"] = stats.bytes_put;
+    out["blocks_got"] = stats.blocks_got;
+    out["bytes_got"] = stats.bytes_got;
+    out["get_misses"] = stats.get_misses;
+    out["puts_failed"] = stats.puts_failed;
+    out["reconnects"] = stats.reconnects;
+    out["checksum_errors"] = stats.checksum_errors;
+    out["bytes_in_flight"] = stats.bytes_in_flight;
+    return out;
+  }
+
+  py::object Capsule() const {
+    auto* share = new std::shared_ptr<Transport>(transport_);
+    PyObject* capsule = PyCapsule_New(share, kTransportCapsule, &DeleteCapsule);
+    if (capsule == nullptr) {
+      delete share;
+      throw py::error_already_set();
+    }
+    return py::reinterpret_steal<py::object>(capsule);
+  }
+
+ private:
+  std::shared_ptr<Transport> transport_;
+};
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Stores and their transports; use kvferry.connect.";
+  py::class_<PyStore>(m, "Store")
+      .def_property_readonly("url", &PyStore::url)
+      .def_property_readonly("epoch", &PyStore::epoch)
+      .def("close", &PyStore::Close)
+      .def("flush", &PyStore::Flush, py::arg("timeout"))
+      .def("stats", &PyStore::Stats)
+      .def("_capsule", &PyStore::Capsule);
+  m.def("connect", &PyStore::Connect, py::arg("url"), py::kw_only(), py::arg("memory") = py::none(),
+        py::arg("connect_timeout") = py::none(), py::arg("heartbeat") = py::none());
+}
+
+}  // namespace kvferry

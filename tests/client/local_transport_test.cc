@@ -1,0 +1,87 @@
+// The embedded store as a transport: the contract, and what is its own.
+#include "client/local_transport.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "gmock/gmock.h"
+#include "tests/support/transport_contract.h"
+
+namespace kvferry {
+namespace {
+
+class LocalHost : public TransportHost {
+ public:
+  explicit LocalHost(uint64_t memory_bytes) {
+    StoreOptions options;
+    options.memory_bytes = memory_bytes;
+    store_ = *EmbeddedStore::Open(options);
+  }
+  std::shared_ptr<Transport> Connect() override { return *NewLocalTransport(store_); }
+
+ private:
+  std::shared_ptr<EmbeddedStore> store_;
+};
+
+INSTANTIATE_TEST_SUITE_P(, TransportContract,
+                         ::testing::Values(TransportBackend{
+                             "local", [](uint64_t memory) { return std::make_unique<LocalHost>(memory); }}),
+                         BackendName);
+
+TEST(LocalTransportTest, ConnectsByUrl) {
+  ConnectOptions options;
+  options.memory_bytes = 32 * kMiB;
+  auto transport = Connect("embedded://", options);
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  EXPECT_EQ((*transport)->url(), "embedded://");
+  EXPECT_FALSE((*transport)->fetch_copies());
+  EXPECT_NE((*transport)->epoch(), 0u);
+}
+
+TEST(LocalTransportTest, RefusesOtherUrlsAndOptions) {
+  for (const std::string url : {"embedded", "http://x:1", "unix://relative", "grpc://host", "grpc://:1", "grpc://h:x", ""}) {
+    const absl::Status status = Connect(url, {}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << url;
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("\"" + url + "\""));
+  }
+  ConnectOptions none;
+  none.memory_bytes = 0;
+  EXPECT_EQ(Connect("embedded://", none).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// A block is the store's own memory, once in it.
+TEST(LocalTransportTest, FetchedBlocksAreViews) {
+  LocalHost host(64 * kMiB);
+  auto transport = host.Connect();
+  const NamespaceId ns = Open(transport.get(), SpecOf({100'000}));
+  const ChunkKey chunk = PutChunk(transport.get(), ns, 1, 1);
+  absl::StatusOr<BlockView> a = GetOne(transport.get(), {chunk, 0}), b = GetOne(transport.get(), {chunk, 0});
+  ASSERT_TRUE(a.ok() && b.ok());
+  ASSERT_EQ(a->pieces().size(), 1u);
+  EXPECT_EQ(a->pieces()[0].data(), b->pieces()[0].data());
+}
+
+// B17: the child of a fork gets an error at once; the parent goes on.
+TEST(LocalTransportTest, AForkedChildIsTold) {
+  LocalHost host(64 * kMiB);
+  auto transport = host.Connect();
+  const NamespaceId ns = Open(transport.get(), SpecOf({1000, 1000}));
+  const ChunkKey chunk = PutChunk(transport.get(), ns, 2, 1);
+  auto writer = ReserveOne(transport.get(), ns);
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool told = absl::IsFailedPrecondition(GetOne(transport.get(), {chunk, 0}).status()) &&
+                      absl::IsFailedPrecondition(transport->Lookup({chunk}, false, Soon()).status());
+    writer = nullptr;
+    transport = nullptr;
+    _exit(told ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_TRUE(GetOne(transport.get(), {chunk, 0}).ok());
+  EXPECT_TRUE(Put(writer.get(), 0, 1).ok());
+}
+
+}  // namespace
+}  // namespace kvferry
