@@ -1,0 +1,149 @@
+#include "storage/index.h"
+
+#include <gtest/gtest.h>
+
+#include <list>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "tests/base/specs.h"
+
+namespace kvferry {
+namespace {
+
+class IndexTest : public testing::Test {
+ protected:
+  RecordPtr Sealed(uint64_t counter) {
+    const ChunkLayout& layout = ns_->layouts[0];
+    const std::optional<Extent> extent = arena_->Allocate("tenant", layout.image_bytes, RecordOverhead(layout));
+    auto record = std::make_shared<Record>(
+        std::make_shared<Chunk>(arena_, *extent, ns_, ChunkKey{ns_->id, {kLiveBit, counter}, 0, 0}));
+    index_.AddLive(record.get());
+    index_.Seal(record.get());
+    return record;
+  }
+  RecordPtr Ordinary(uint64_t id, uint64_t parent = 0) {
+    RecordPtr record = Sealed(id);
+    EXPECT_TRUE(index_.Publish(record, {0, id}, {0, parent}).ok());
+    index_.DropLive(record.get());
+    return record;
+  }
+  uint64_t VictimId() const { return index_.Victim() == nullptr ? 0 : index_.Victim()->prefix_key[1]; }
+
+  std::shared_ptr<Arena> arena_ = std::make_shared<Arena>(64 * kMiB, kMiB);
+  std::shared_ptr<const Namespace> ns_ = std::make_shared<Namespace>("tenant", SmallSpec());
+  Index index_{NewLruPolicy()};
+};
+
+TEST_F(IndexTest, OnlyWhatMayGoIsQueued) {
+  const RecordPtr record = Sealed(1);
+  EXPECT_EQ(VictimId(), 0u);
+  ASSERT_TRUE(index_.Publish(record, {0, 1}, {}).ok());
+  EXPECT_EQ(VictimId(), 0u) << "its session holds it";
+  index_.DropLive(record.get());
+  EXPECT_EQ(VictimId(), 1u);
+  index_.Lease(record.get(), 2);
+  EXPECT_EQ(VictimId(), 0u) << "leased";
+  index_.Unlease(record.get(), 1);
+  EXPECT_EQ(VictimId(), 0u);
+  index_.Unlease(record.get(), 1);
+  EXPECT_EQ(VictimId(), 1u);
+  const RecordPtr child = Ordinary(2, 1);
+  EXPECT_EQ(VictimId(), 2u) << "the parent waits for its child";
+  index_.Unpublish(child.get());
+  EXPECT_EQ(VictimId(), 1u);
+  index_.Unpublish(record.get());
+  EXPECT_EQ(VictimId(), 0u);
+  EXPECT_TRUE(index_.CheckInvariants().ok()) << index_.CheckInvariants();
+}
+
+TEST_F(IndexTest, AChildMayComeBeforeItsParent) {
+  const RecordPtr child = Ordinary(2, 1);
+  const RecordPtr parent = Ordinary(1);
+  EXPECT_EQ(VictimId(), 2u);
+  index_.Unpublish(child.get());
+  EXPECT_EQ(VictimId(), 1u);
+}
+
+// B35: agrees with a reference simulation, and remembers nothing of what is gone.
+TEST_F(IndexTest, B35_LruAgreesWithASimulation) {
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  constexpr size_t kCapacity = 4;
+  std::map<uint64_t, RecordPtr> here;
+  std::list<uint64_t> order;  // least recent first
+  for (uint64_t id = 1; id <= 10000; ++id) {
+    if (here.size() == kCapacity) {
+      ASSERT_EQ(VictimId(), order.front());
+      index_.Unpublish(index_.Victim());
+      here.erase(order.front());
+      order.pop_front();
+    }
+    here[id] = Ordinary(id);
+    order.push_back(id);
+    for (int reads = random() % 3; reads > 0; --reads) {
+      const auto it = std::next(here.begin(), random() % here.size());
+      index_.Touch(it->second.get());
+      order.remove(it->first);
+      order.push_back(it->first);
+    }
+    ASSERT_LE(index_.queue_size(), kCapacity);
+  }
+  EXPECT_TRUE(index_.CheckInvariants().ok()) << index_.CheckInvariants();
+  EXPECT_EQ(arena_->usage().extents, kCapacity * ns_->layouts[0].image_bytes);
+}
+
+TEST_F(IndexTest, RandomTreesKeepTheBooks) {
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  std::vector<RecordPtr> records;  // published
+  uint64_t next = 1, refused = 0;
+  for (int op = 0; op < 20000; ++op) {
+    switch (random() % 5) {
+      case 0:
+      case 1:
+        records.push_back(Sealed(next));
+        // A parent that is here, gone, still to come, or none; itself or a ring is refused.
+        if (!index_.Publish(records.back(), {0, next}, {0, random() % (next + 2)}).ok()) {
+          ++refused;
+          EXPECT_TRUE(index_.Publish(records.back(), {0, next}, {}).ok());
+        }
+        index_.DropLive(records.back().get());
+        ++next;
+        break;
+      case 2:
+        if (Record* victim = index_.Victim()) {
+          const RecordPtr gone = index_.Unpublish(victim);
+          records.erase(std::find(records.begin(), records.end(), gone));
+          for (uint32_t n = gone->leases; n > 0; --n) index_.Unlease(gone.get(), 1);
+        }
+        break;
+      case 3:
+        if (!records.empty()) index_.Lease(records[random() % records.size()].get(), 1);
+        break;
+      case 4:
+        if (!records.empty()) {
+          Record* record = records[random() % records.size()].get();
+          if (record->leases != 0) index_.Unlease(record, 1);
+          index_.Touch(record);
+        }
+        break;
+    }
+    if (op % 500 != 0) continue;
+    ASSERT_TRUE(index_.CheckInvariants().ok()) << index_.CheckInvariants();
+  }
+  EXPECT_GT(refused, 0u);
+  EXPECT_TRUE(index_.CheckInvariants().ok()) << index_.CheckInvariants();
+  while (Record* victim = index_.Victim()) index_.Unpublish(victim);
+  for (const RecordPtr& record : records) {
+    index_.Unlease(record.get(), record->leases);
+  }
+  while (Record* victim = index_.Victim()) index_.Unpublish(victim);
+  EXPECT_EQ(index_.counts().published, 0u) << "every tree can be evicted to its root";
+}
+
+}  // namespace
+}  // namespace kvferry
