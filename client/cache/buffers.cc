@@ -15,7 +15,8 @@ uint64_t BytesOf(const KeysValues& t) {
   return t.defined() ? static_cast<uint64_t>(t.k.numel() * t.k.element_size() + t.v.numel() * t.v.element_size()) : 0;
 }
 
-bool OneOwner(const at::Tensor& t) { return t.storage().use_count() == 1; }
+// Nobody else has the tensor itself (a fork would) nor a view of its memory (a model would).
+bool OneOwner(const at::Tensor& t) { return t.use_count() == 1 && t.storage().use_count() == 1; }
 
 at::Tensor Sized(const at::Tensor& like, int64_t columns) {
   return EmptyLike(like, {like.size(0), like.size(1), columns, like.size(3)});

@@ -71,13 +71,17 @@ class Cache {
   virtual ~Cache() = default;
 
   // Appends [B, H, q, D] to `layer` and returns all of its keys and values, [B, H, S + q, D] each, for use by this layer's
-  // attention alone: the next layer may reuse the memory once nobody holds the tensors. Rows that are not stored
-  // because a left pad precedes them read as zeros.
+  // attention alone: the next layer may reuse the memory once nobody holds the tensors.
   //   RESOURCE_EXHAUSTED  the device bound or the store is full; nothing was changed or allocated.
   //   UNAVAILABLE, DEADLINE_EXCEEDED, DATA_LOSS, NOT_FOUND  blocks could not be had; the message names the store and the
   //                       number of tokens to recompute. The cache stays as it was before this layer's update.
   virtual absl::StatusOr<std::pair<at::Tensor, at::Tensor>> Update(const at::Tensor& k, const at::Tensor& v,
                                                                    int layer) = 0;
+
+  // Row i starts at column starts[i]: what comes before are left pads, which attention masks; they are stored nowhere, so
+  // that equal rows have equal blocks whatever their padding. FAILED_PRECONDITION unless the cache is empty; the batch is
+  // fixed by it. Without this call pads are columns like any other.
+  virtual absl::Status SetRowStarts(const std::vector<int64_t>& starts) = 0;
 
   // Tokens held by the layer; 0 for one never updated. Local, never a call to the store.
   virtual int64_t SeqLength(int layer) const = 0;

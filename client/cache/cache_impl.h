@@ -54,6 +54,7 @@ class CacheImpl final : public Cache {
 
   absl::StatusOr<std::pair<at::Tensor, at::Tensor>> Update(const at::Tensor& k, const at::Tensor& v,
                                                            int layer) override;
+  absl::Status SetRowStarts(const std::vector<int64_t>& starts) override;
   int64_t SeqLength(int layer) const override;
   int layers() const override { return static_cast<int>(layers_.size()); }
   int64_t batch() const override { return static_cast<int64_t>(rows_.size()); }

@@ -20,6 +20,23 @@ std::vector<T> Selected(const std::vector<T>& from, const std::vector<int64_t>& 
 
 }  // namespace
 
+absl::Status CacheImpl::SetRowStarts(const std::vector<int64_t>& starts) {
+  if (MaxLength() > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the cache holds ", MaxLength(), " tokens, expected none when its rows' starts are set"));
+  }
+  for (const int64_t start : starts) {
+    if (start < 0) return absl::InvalidArgumentError(absl::StrCat("row start is ", start, ", expected 0 or more"));
+  }
+  rows_.assign(starts.size(), {});
+  for (size_t r = 0; r < starts.size(); ++r) rows_[r].start = starts[r];
+  for (CacheLayerState& state : layers_) {
+    state.cut.assign(rows_.size(), 0);
+    state.refill.assign(rows_.size(), nullptr);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CacheImpl::Crop(int64_t n) {
   if (n < 0) return absl::InvalidArgumentError(absl::StrCat("crop by ", n, " tokens, expected 0 or more"));
   if (n == 0 || MaxLength() == 0) return absl::OkStatus();

@@ -17,10 +17,13 @@ absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Update(const at::Te
                                                       " after earlier layers had grown: call reset() and run the model on all ",
                                                       MaxLength(), " tokens again"));
   }
+  std::vector<int64_t> starts;
+  for (const CacheRow& row : rows_) starts.push_back(row.start);
   absl::StatusOr<KeysValues> full = UpdateLayer({k, v}, layer);
   if (full.ok()) return std::make_pair(full->k, full->v);
   if (MaxLength() == 0) {
-    Reset();
+    Reset();  // as it was before the first update, whose batch and shapes bind nobody
+    KVFERRY_RETURN_IF_ERROR(SetRowStarts(starts));
   } else if (layer < layers() && MaxLength() > SeqLength(layer)) {
     torn_layer_ = layer;
   }

@@ -1,0 +1,187 @@
+// The store fails at every kind of moment: what the cache then returns is right, or an error that says what to do.
+
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cache/cache_oracle.h"
+
+namespace kvferry {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kLayers = 3;
+
+class CacheFaultsTest : public testing::Test {
+ protected:
+  void NewCache(std::optional<int> resident, OnFull on_full = OnFull::kRaise) {
+    CacheOptions options;
+    options.layers = kLayers;
+    options.block_tokens = 4;
+    options.resident_layers = resident;
+    options.on_full = on_full;
+    options.full_timeout = absl::Seconds(20);
+    auto cache = Cache::Create(options, Provide(store_));
+    ASSERT_TRUE(cache.ok());
+    cache_ = *std::move(cache);
+  }
+
+  // The first error of a forward pass, or OK after comparing all layers.
+  absl::Status Forward(int64_t tokens) {
+    for (int l = 0; l < kLayers; ++l) {
+      const at::Tensor k = RandomStates(random_, 2, 2, tokens, 8), v = RandomStates(random_, 2, 2, tokens, 8);
+      auto full = cache_->Update(k, v, l);
+      if (!full.ok()) return full.status();
+      const OracleLayer expected = oracle_.Update(k, v, l);
+      EXPECT_TRUE(SameBits(full->first, expected.k) && SameBits(full->second, expected.v)) << "layer " << l;
+    }
+    return absl::OkStatus();
+  }
+
+  std::mt19937_64 random_{11};
+  std::shared_ptr<FaultyTransport> store_ = EmbeddedStore();
+  std::unique_ptr<Cache> cache_;
+  CacheOracle oracle_{kLayers};
+};
+
+TEST_F(CacheFaultsTest, FullStoreRaisesBeforeAnythingChanges) {
+  NewCache(1);
+  ASSERT_TRUE(Forward(9).ok());
+  const CacheStats before = cache_->Stats();
+  store_->fail_reserves = 1;
+  const absl::Status full = Forward(4);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  EXPECT_EQ(cache_->Stats().device_bytes, before.device_bytes);
+  EXPECT_EQ(cache_->Stats().device_bytes_peak, before.device_bytes_peak);
+  EXPECT_EQ(cache_->Stats().refused, 1u);
+  for (int l = 0; l < kLayers; ++l) EXPECT_EQ(cache_->SeqLength(l), 9);
+  ExpectSame(*cache_, oracle_, kLayers);
+  EXPECT_TRUE(Forward(4).ok()) << "the cache is still usable";
+}
+
+TEST_F(CacheFaultsTest, FullStoreAtTheFirstUpdateLeavesAnEmptyCache) {
+  NewCache(0);
+  store_->fail_reserves = 1;
+  EXPECT_EQ(Forward(9).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(cache_->batch(), 0);
+  EXPECT_EQ(cache_->SeqLength(0), 0);
+  EXPECT_TRUE(Forward(9).ok());
+}
+
+TEST_F(CacheFaultsTest, FullStoreKeepsBlocksOnTheDeviceIfAskedTo) {
+  NewCache(0, OnFull::kDevice);
+  store_->fail_reserves = 1'000'000;
+  ASSERT_TRUE(Forward(30).ok());
+  for (int i = 0; i < 7; ++i) ASSERT_TRUE(Forward(1).ok());
+  EXPECT_EQ(cache_->Stats().blocks_put, 0u);
+  EXPECT_GT(cache_->Stats().refused, 0u);
+  const int asked = store_->reserves;
+  ASSERT_TRUE(Forward(2).ok()) << "39 tokens: no block more than at 36";
+  EXPECT_EQ(store_->reserves, asked) << "asked again only when another block is complete";
+  store_->fail_reserves = 0;
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(Forward(1).ok());
+  EXPECT_EQ(cache_->Stats().blocks_put, 2u * kLayers * 10) << "all 10 blocks of the 43 tokens, the old ones first";
+  ExpectSame(*cache_, oracle_, kLayers);
+}
+
+TEST_F(CacheFaultsTest, LostBlockSaysWhatToDo) {
+  NewCache(0);
+  ASSERT_TRUE(Forward(9).ok());
+  store_->fail_fetch_after = 5;  // the first layer reads four
+  const absl::Status lost = Forward(1);
+  EXPECT_EQ(lost.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(lost.message()), testing::AllOf(HasSubstr("embedded://"), HasSubstr("10 tokens"), HasSubstr("reset()")));
+  // Layer 0 has grown and the others have not: no further pass can be right.
+  store_->fail_fetch_after = -1;
+  const absl::Status torn = Forward(1);
+  EXPECT_EQ(torn.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(torn.message()), HasSubstr("reset()"));
+  cache_->Reset();
+  oracle_.Reset();
+  EXPECT_TRUE(Forward(9).ok());
+  EXPECT_TRUE(Forward(1).ok());
+}
+
+TEST_F(CacheFaultsTest, LostAtTheFirstLayerCanBeTriedAgain) {
+  NewCache(0);
+  ASSERT_TRUE(Forward(9).ok());
+  store_->fail_fetch_after = 0;
+  EXPECT_EQ(Forward(1).code(), absl::StatusCode::kUnavailable);
+  store_->fail_fetch_after = -1;
+  EXPECT_TRUE(Forward(1).ok());
+}
+
+TEST_F(CacheFaultsTest, FailedPutsStayOnTheDevice) {
+  NewCache(0);
+  store_->fail_commits = 7;
+  ASSERT_TRUE(Forward(13).ok());
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(Forward(1).ok());
+  EXPECT_EQ(cache_->Flush(absl::Now() + absl::Seconds(10)).code(), absl::StatusCode::kUnavailable);
+  ExpectSame(*cache_, oracle_, kLayers);
+}
+
+TEST_F(CacheFaultsTest, UnacknowledgedBlocksAreReadFromTheDevice) {
+  NewCache(kLayers);  // all resident: nothing waits for acknowledgements
+  store_->hold_acks = true;
+  ASSERT_TRUE(Forward(13).ok());
+  EXPECT_EQ(cache_->Stats().blocks_put, 0u);
+  ASSERT_TRUE(Forward(1).ok());
+  store_->ReleaseAcks();
+  EXPECT_EQ(cache_->Stats().blocks_put, 2u * kLayers * 3);
+  EXPECT_TRUE(Forward(1).ok());
+}
+
+TEST_F(CacheFaultsTest, ModelWaitsForASlowStoreOnly) {
+  NewCache(0);
+  store_->hold_acks = true;
+  std::thread late([this] {
+    while (store_->commits < 6) std::this_thread::yield();  // layer 0's blocks are out: layer 1 waits for them
+    store_->ReleaseAcks();
+  });
+  EXPECT_TRUE(Forward(13).ok());
+  late.join();
+  EXPECT_GT(cache_->Stats().seconds_waited, 0);
+}
+
+TEST_F(CacheFaultsTest, RestartedStoreWithEverythingOnTheDevice) {
+  NewCache(kLayers);
+  ASSERT_TRUE(Forward(9).ok());
+  ++store_->epoch_added;
+  EXPECT_TRUE(Forward(4).ok());
+  EXPECT_EQ(store_->commits, 2 * kLayers * 2 + 2 * kLayers * 3) << "everything is put anew";
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(Forward(1).ok());
+}
+
+TEST_F(CacheFaultsTest, RestartedStoreThatHeldBlocks) {
+  NewCache(1);
+  ASSERT_TRUE(Forward(9).ok());
+  ++store_->epoch_added;
+  const absl::Status gone = Forward(1);
+  EXPECT_EQ(gone.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(gone.message()), testing::AllOf(HasSubstr("restarted"), HasSubstr("9 tokens"), HasSubstr("reset()")));
+  cache_->Reset();
+  oracle_.Reset();
+  EXPECT_TRUE(Forward(9).ok()) << "the same cache works again";
+  EXPECT_TRUE(Forward(1).ok());
+}
+
+TEST_F(CacheFaultsTest, StoreThatDiesWhereNothingHasToLeave) {
+  NewCache(kLayers);
+  store_->reserve_code = absl::StatusCode::kUnavailable;
+  store_->fail_reserves = 1'000'000;
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(Forward(3).ok());
+  EXPECT_GT(cache_->Stats().refused, 0u);
+  ExpectSame(*cache_, oracle_, kLayers);
+}
+
+TEST_F(CacheFaultsTest, DeadStoreRefusesWhatMustLeave) {
+  NewCache(0);
+  store_->reserve_code = absl::StatusCode::kUnavailable;
+  store_->fail_reserves = 1;
+  EXPECT_EQ(Forward(9).code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(Forward(9).ok());
+}
+
+}  // namespace
+}  // namespace kvferry
