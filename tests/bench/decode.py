@@ -1,8 +1,8 @@
 """Tokens a second of SmolLM2 after 1,024 tokens of context, with each cache.
 
-One loop for all: one forward pass of one token and an argmax, as greedy `generate` does it without its bookkeeping, so that
-what differs is the cache. All caches are filled first; then every round lets each decode a few tokens, in turning order.
-A ratio is the median over the rounds of one round's two times, so that a machine that drifts does so for both.
+One loop for all: one forward pass of one token and an argmax, as greedy `generate` does it without its bookkeeping, so
+that what differs is the cache. All caches are filled first; then every round lets each decode a few tokens, in turning
+order. A ratio is the median over the rounds of one round's two times, so that a machine that drifts does so for both.
 """
 
 import statistics
@@ -51,7 +51,8 @@ def run(url: str, quick: bool) -> list[dict]:
     tokenizer, model = smollm2.load()
     ids = tokenizer(smollm2.licence(tokenizer, CONTEXT + 100), return_tensors="pt")["input_ids"][:, :CONTEXT]
     print(f"decode: SmolLM2-135M float32, {CONTEXT} tokens of context, {torch.get_num_threads()} threads; "
-          f"{RESIDENT_LAYERS} of {model.config.num_hidden_layers} layers resident where layers leave\n", flush=True)  # fmt: skip
+          f"{RESIDENT_LAYERS} of {model.config.num_hidden_layers} layers resident where layers leave\n",
+          flush=True)  # fmt: skip
     with kvferry.connect("embedded://", memory="512MiB") as embedded, kvferry.connect(url) as grpc:
         caches = {
             "DynamicCache": DynamicCache(config=model.config),
@@ -76,7 +77,8 @@ def run(url: str, quick: bool) -> list[dict]:
     return [
         {
             "name": f"decode/smollm2/{c.name}/{CONTEXT}", "value": round(1 / statistics.median(c.seconds), 2),
-            "unit": "tokens/s", "against": "DynamicCache", "limit": LIMITS[c.name], "ratio": round(_ratio(c, reference), 3),
+            "unit": "tokens/s", "against": "DynamicCache", "limit": LIMITS[c.name],
+            "ratio": round(_ratio(c, reference), 3),
         }
         for c in contestants if c.name in LIMITS
     ]  # fmt: skip
@@ -108,4 +110,4 @@ def _show(contestants: list[Contestant], costs: dict) -> None:
             line += (f"{LIMITS[c.name]:>7.2f}{copying:>8.2f} ms{waiting:>8.2f} ms{ms - copying - waiting:>8.2f} ms"
                      f"{kib:>9.0f} KiB")  # fmt: skip
         print(line)
-    print("\n  copying and waiting are the cache's own time a token; DynamicCache's copying (torch.cat) is in its ms/token\n")
+    print("\n  copying and waiting are the cache's own time a token; DynamicCache's copying is in its ms/token\n")

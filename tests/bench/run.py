@@ -1,7 +1,7 @@
 """Benchmarks: `./dev bench [GROUP] [--quick]` prints tables and writes build/bench/results.json.
 
-Each result is {"name", "value", "unit", "against", "limit", "ratio"}: what was measured, against what in the same run, the
-ratio of the two (above 1: better) and the least that the ratio should be, or null. Nothing fails by a figure: a
+Each result is {"name", "value", "unit", "against", "limit", "ratio"}: what was measured, against what in the same run,
+the ratio of the two (above 1: better) and the least that the ratio should be, or null. Nothing fails by a figure: a
 benchmark is no test.
 """
 
@@ -47,7 +47,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds: within 50 seconds")
     options = parser.parse_args()
     results = []
-    with tempfile.TemporaryDirectory(prefix="kvferry-bench-") as folder, Kvferryd(Path(folder), memory="1GiB") as daemon:
+    temporary = tempfile.TemporaryDirectory(prefix="kvferry-bench-")
+    with temporary as folder, Kvferryd(Path(folder), memory="1GiB") as daemon:
         for name in [options.group] if options.group else GROUPS:
             results += GROUPS[name](daemon.url, options.quick)
     target = ROOT / "build" / "bench" / "results.json"

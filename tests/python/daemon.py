@@ -29,7 +29,8 @@ class Kvferryd:
         self._process = subprocess.Popen(self._command, stdout=open(self.log, "ab"), stderr=subprocess.STDOUT)
         deadline = time.monotonic() + 20
         while not self._answers():
-            assert self._process.poll() is None, f"kvferryd ended with {self._process.returncode}:\n{self.log.read_text()}"
+            code = self._process.poll()
+            assert code is None, f"kvferryd ended with {code}:\n{self.log.read_text()}"
             assert time.monotonic() < deadline, f"kvferryd does not listen:\n{self.log.read_text()}"
             time.sleep(0.01)
         return self

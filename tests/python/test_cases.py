@@ -33,7 +33,7 @@ def lengths(cache):
 
 
 def test_B01_crop(store):
-    """The rule of transformers 5.24: crop(0) keeps all, crop(-n) drops n, more than held empties, positive is refused."""
+    """The rule of transformers 5.24: crop(0) keeps all, crop(-n) drops n, more than held empties, n > 0 is refused."""
     cache = fill(new(store), 3)
     cache.crop(0)
     assert lengths(cache) == [3] * 3
@@ -94,7 +94,8 @@ def test_B11_a_layer_alone_is_refused_by_name(store):
     cache = fill(new(store), 3)
     layer = cache.layers[1]
     for call in (lambda: layer.reorder_cache(torch.tensor([0])), lambda: layer.crop(-1), layer.reset,
-                 lambda: layer.batch_repeat_interleave(2), lambda: layer.batch_select_indices(torch.tensor([0]))):  # fmt: skip
+                 lambda: layer.batch_repeat_interleave(2),
+                 lambda: layer.batch_select_indices(torch.tensor([0]))):  # fmt: skip
         with pytest.raises(NotImplementedError, match="cache"):
             call()
     with pytest.raises(AttributeError):

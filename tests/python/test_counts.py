@@ -1,4 +1,4 @@
-"""What goes over the wire: rows are reordered, selected and forked without a byte of KV; a crop reads one block at most."""
+"""What goes over the wire: rows are reordered, selected, forked without a byte of KV; a crop reads one block."""
 
 import copy
 
@@ -59,11 +59,12 @@ def test_every_full_block_is_put_once(store):
     for _ in range(3):
         assert moved(store, lambda: (forward(cache, 1), cache.flush()))[0] == 0
     assert moved(store, lambda: (forward(cache, 1), cache.flush()))[0] == 3 * LAYERS
-    assert cache.stats().stored_bytes == 2 * 3 * LAYERS * 2 * 2 * T * 8 * 4  # blocks of K and V, 2 heads, 8 wide, float32
+    # Blocks of K and V, 2 heads, 8 wide, float32.
+    assert cache.stats().stored_bytes == 2 * 3 * LAYERS * 2 * 2 * T * 8 * 4
 
 
 def test_crop_over_an_edge_reads_one_partial_block_a_row_and_layer(store):
-    """11 tokens are two blocks and three; after crop(-5) one block and half of another, which comes back as the tail."""
+    """11 tokens are two blocks and three; after crop(-5) one block and half of another, which returns as the tail."""
     cache = filled(store, 11)
     held = [(k.clone(), v.clone()) for k, v, _ in cache]
     assert moved(store, lambda: cache.crop(-5)) == (0, 0)

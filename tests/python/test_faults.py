@@ -147,10 +147,11 @@ print(generate(tiny("llama"), cache, AtStep(7, stopped)).tolist(), cache.stats()
 
 
 def test_stopped_model_process_loses_nothing(tmp_path, expected):
-    """Silent for ten times as long as makes the service take it for lost: the session is resumed, the blocks are there."""
+    """Silent for ten times as long as makes the service take it for lost: the session is resumed, no block is lost."""
     with Kvferryd(tmp_path, "--heartbeat=100ms") as daemon:
         script = _STOPPED.format(here=str(Path(__file__).parent), url=daemon.url)
-        child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-c", script]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             assert child.stdout.readline() == "ready\n"
             child.send_signal(signal.SIGSTOP)

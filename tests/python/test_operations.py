@@ -1,4 +1,4 @@
-"""Random operations on OffloadedCache and on DynamicCache side by side: lengths, contents and what update returns agree.
+"""Random operations on OffloadedCache and on DynamicCache side by side: lengths, contents, what update returns.
 
 A failure prints its seed; KVFERRY_SEED=n repeats that one.
 """

@@ -38,8 +38,8 @@ def __getattr__(name: str):
         module = importlib.import_module(f".{_NEEDS_TORCH[name]}", __name__)
     except ImportError as error:
         raise ImportError(
-            f"kvferry.{name} needs torch, transformers and kvferry's extension module _torch: {error}. Install them with"
-            " `pip install torch==2.15.0 transformers==5.24.0` and build with -DKVFERRY_TORCH=ON, the default"
+            f"kvferry.{name} needs torch, transformers and kvferry's extension module _torch: {error}. Install them"
+            " with `pip install torch==2.15.0 transformers==5.24.0` and build with -DKVFERRY_TORCH=ON, the default"
         ) from error
     value = getattr(module, name)
     globals()[name] = value

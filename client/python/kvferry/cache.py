@@ -75,8 +75,8 @@ class OffloadedCache(DynamicCache):
     ):
         if isinstance(ddp_cache_data, (PreTrainedConfig, torch.nn.Module, stores.Store, str)):
             raise TypeError(
-                f"OffloadedCache: the first argument is a {type(ddp_cache_data).__name__}, expected layers of (keys, values);"
-                " give a config by name: OffloadedCache(config=model.config)"
+                f"OffloadedCache: the first argument is a {type(ddp_cache_data).__name__}, expected layers of (keys,"
+                " values); give a config by name: OffloadedCache(config=model.config)"
             )
         data = None if ddp_cache_data is None else list(ddp_cache_data)
         kinds = _layer_kinds(config, data)
@@ -111,7 +111,7 @@ class OffloadedCache(DynamicCache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Appends [batch, heads, new, dim] tensors to a layer; returns all its keys and values, [batch, heads, all, dim].
+        """Appends [batch, heads, new, dim] to a layer; returns all its keys and values, [batch, heads, all, dim].
 
         The tensors returned are for this layer's attention: once nobody holds them, a later layer's may take their
         memory. Raises kvferry.Error; a dtype or shape other than the layer's first is a MismatchError.
@@ -122,8 +122,8 @@ class OffloadedCache(DynamicCache):
         if before == layer_idx and len(self.layers) > 1:
             # Cross-attention of an encoder-decoder model: it would append the encoder's keys to the decoder's.
             raise TypeError(
-                f"OffloadedCache: layer {layer_idx} was updated twice in one forward pass; an encoder-decoder model needs "
-                "transformers.EncoderDecoderCache(OffloadedCache(...), OffloadedCache(...))"
+                f"OffloadedCache: layer {layer_idx} was updated twice in one forward pass; an encoder-decoder model "
+                "needs transformers.EncoderDecoderCache(OffloadedCache(...), OffloadedCache(...))"
             )
         self._updated = _NO_MASK
         self._ferry.check()
@@ -161,8 +161,8 @@ class OffloadedCache(DynamicCache):
         empties the cache. A positive number is a ValueError."""
         if tokens_to_remove > 0:
             raise ValueError(
-                f"OffloadedCache.crop: tokens_to_remove is {tokens_to_remove}, expected 0 or a negative number: crop(-n) "
-                "removes the last n tokens"
+                f"OffloadedCache.crop: tokens_to_remove is {tokens_to_remove}, expected 0 or a negative number: "
+                "crop(-n) removes the last n tokens"
             )
         self._ferry.check()
         for layer in self._other_layers():
@@ -226,7 +226,9 @@ class OffloadedCache(DynamicCache):
         default store of the process that loads it."""
         self._ferry.check()
         state = {k: v for k, v in self.__dict__.items() if k not in ("_ferry", "_store", "layers")}
-        layers = [(layer.device, *layer.read()) if isinstance(layer, OffloadedLayer) else layer for layer in self.layers]
+        layers = [
+            (layer.device, *layer.read()) if isinstance(layer, OffloadedLayer) else layer for layer in self.layers
+        ]
         return _unpickle, (type(self), state, layers)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]]:
@@ -237,7 +239,8 @@ class OffloadedCache(DynamicCache):
             elif hasattr(layer, "keys"):
                 yield layer.keys, layer.values, getattr(layer, "_sliding_window_tensor", None)
             else:
-                raise TypeError(f"OffloadedCache: layer {index} is a {type(layer).__name__}, which has no keys and values")
+                kind = type(layer).__name__
+                raise TypeError(f"OffloadedCache: layer {index} is a {kind}, which has no keys and values")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.layers)} layers, {self.get_seq_length() if self.layers else 0} tokens)"

@@ -60,7 +60,7 @@ class DeadlineError(Error, TimeoutError):
     """The store did not answer in time."""
 
     default_code = "DEADLINE_EXCEEDED"
-    default_hint = "Check that kvferryd is not stopped or overloaded; allow more time, or call cache.reset() and recompute."
+    default_hint = "Check that kvferryd is not stopped or overloaded; allow more time, or cache.reset() and recompute."
 
 
 class MismatchError(Error, ValueError):

@@ -21,7 +21,8 @@ class Ferry:
     def check(self) -> None:
         """Raises what broke off a forward pass, as long as the layers are out of step."""
         if self.torn is not None:
-            raise _with_hint(errors.from_status(self.torn.code, f"the cache is incomplete since: {self.torn}"), _TORN_HINT)
+            error = errors.from_status(self.torn.code, f"the cache is incomplete since: {self.torn}")
+            raise _with_hint(error, _TORN_HINT)
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends to layer `index` and returns all of its keys and values, [batch, heads, tokens, dim]."""
@@ -102,7 +103,7 @@ class OffloadedLayer(CacheLayerMixin):
         return self._ferry.update(key_states, value_states, self._index)
 
     def read(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Fresh tensors with everything the layer holds, which the caller owns; (None, None) before the first update."""
+        """Fresh tensors with all the layer holds, which the caller owns; (None, None) before the first update."""
         self._ferry.check()
         return self._ferry.core.read(self._index)
 

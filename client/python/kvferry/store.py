@@ -136,7 +136,7 @@ def set_default_store(store: Store | None) -> None:
 
 
 def default_store() -> Store:
-    """The process's default store: the one that was set, else one by KVFERRY_URL or embedded, made at the first call."""
+    """The process's default store: the one that was set, else one by KVFERRY_URL or embedded, made when asked for."""
     global _default, _default_is_ours
     with _lock:
         if _default is None or (_default_is_ours and _default.closed):
