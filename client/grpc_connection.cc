@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "grpc/grpc.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
@@ -21,6 +22,8 @@ constexpr int kFrameBytes = 1 << 20;  // DATA frames of a whole message: fewer s
 }  // namespace
 
 std::shared_ptr<grpc::Channel> Dial(const std::string& target) {
+  // Keeps the library up when the last channel goes: its shutdown may take ten seconds, and the next store needs it.
+  [[maybe_unused]] static const bool up_for_good = (grpc_init(), true);
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(kMaxMessageBytes);
   args.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -53,12 +56,12 @@ Connection::Connection(std::shared_ptr<grpc::Channel> channel, SessionId session
       stub_(v1::CacheStore::NewStub(channel_)),
       raw_(std::make_unique<grpc::GenericStub>(channel_)) {}
 
-std::shared_ptr<grpc::ClientContext> Connection::Begin(absl::Time deadline) {
+std::shared_ptr<grpc::ClientContext> Connection::Begin(absl::Time deadline, std::function<void()> cancelled) {
   auto context = std::make_shared<grpc::ClientContext>();
   if (deadline != absl::InfiniteFuture()) context->set_deadline(absl::ToChronoTime(deadline));
   MutexLock lock(&mu_);
   if (cancelled_) return nullptr;
-  calls_.insert(context);
+  calls_.emplace(context, std::move(cancelled));
   return context;
 }
 
@@ -69,13 +72,16 @@ void Connection::Finish(const std::shared_ptr<grpc::ClientContext>& context) {
 }
 
 void Connection::Cancel() {
-  std::vector<std::shared_ptr<grpc::ClientContext>> calls;
+  std::vector<std::pair<std::shared_ptr<grpc::ClientContext>, std::function<void()>>> calls;
   {
     MutexLock lock(&mu_);
     cancelled_ = true;
     calls.assign(calls_.begin(), calls_.end());
   }
-  for (const std::shared_ptr<grpc::ClientContext>& call : calls) call->TryCancel();
+  for (const auto& [context, cancelled] : calls) {
+    context->TryCancel();
+    cancelled();
+  }
 }
 
 bool Connection::cancelled() const {
@@ -91,13 +97,15 @@ bool Connection::WaitIdle(absl::Time deadline) {
   return true;
 }
 
+absl::Status ConnectionLost() { return absl::UnavailableError("the connection was lost"); }
+
 absl::Status CallStatus(const Connection& connection, const grpc::Status& status) {
   return CallStatus(connection, FromGrpc(status));
 }
 
 absl::Status CallStatus(const Connection& connection, const absl::Status& status) {
   if (absl::IsCancelled(status) && connection.cancelled()) {
-    return absl::UnavailableError("the connection was lost while the call was in progress");
+    return ConnectionLost();
   }
   if (absl::IsNotFound(status) && absl::StartsWith(status.message(), "session ")) {
     return absl::UnavailableError(status.message());

@@ -1,11 +1,11 @@
 // One connection of grpc_transport and the calls that run over it.
 #pragma once
 
-#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
-#include "absl/container/flat_hash_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -37,7 +37,9 @@ class Connection {
   grpc::GenericStub& raw() { return *raw_; }
 
   // A context for a call that Cancel() ends, or null if the connection has been cancelled. Finish() when the call is over.
-  std::shared_ptr<grpc::ClientContext> Begin(absl::Time deadline);
+  // Cancel() also calls `cancelled`, because gRPC itself lets a cancelled call go only when the socket has taken what was
+  // written to it before, which a store that is stopped may never allow.
+  std::shared_ptr<grpc::ClientContext> Begin(absl::Time deadline, std::function<void()> cancelled);
   void Finish(const std::shared_ptr<grpc::ClientContext>& context);
 
   // Ends every call and lets no other begin.
@@ -54,28 +56,13 @@ class Connection {
 
   mutable Mutex mu_;
   CondVar idle_;
-  absl::flat_hash_set<std::shared_ptr<grpc::ClientContext>> calls_ ABSL_GUARDED_BY(mu_);
+  // What to call when they are cancelled.
+  absl::flat_hash_map<std::shared_ptr<grpc::ClientContext>, std::function<void()>> calls_ ABSL_GUARDED_BY(mu_);
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Holds a call's place on its connection. Thread-safe as the connection is.
-class CallScope {
- public:
-  CallScope(std::shared_ptr<Connection> connection, absl::Time deadline)
-      : connection_(std::move(connection)), context_(connection_->Begin(deadline)) {}
-  ~CallScope() {
-    if (context_ != nullptr) connection_->Finish(context_);
-  }
-  CallScope(const CallScope&) = delete;
-  CallScope& operator=(const CallScope&) = delete;
-
-  grpc::ClientContext* context() const { return context_.get(); }  // null: the connection is gone
-  Connection& connection() const { return *connection_; }
-
- private:
-  const std::shared_ptr<Connection> connection_;
-  const std::shared_ptr<grpc::ClientContext> context_;
-};
+// What becomes of a call when its connection is cancelled.
+absl::Status ConnectionLost();
 
 // The outcome of a call over `connection` as our status: a call that Connection::Cancel ended is UNAVAILABLE, and so is one
 // whose session the store no longer knows.

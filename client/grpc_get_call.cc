@@ -23,7 +23,9 @@ grpc::ByteBuffer Encode(SessionId session, absl::Span<const BlockKey> keys) {
 std::shared_ptr<GetCall> GetCall::Start(std::shared_ptr<Connection> connection, absl::Span<const BlockKey> keys,
                                         absl::Time deadline, std::shared_ptr<TransportCounters> counters) {
   std::shared_ptr<GetCall> call(new GetCall(std::move(connection), keys.size(), std::move(counters)));
-  call->context_ = call->connection_->Begin(deadline);
+  call->context_ = call->connection_->Begin(deadline, [weak = std::weak_ptr<GetCall>(call)] {
+    if (const std::shared_ptr<GetCall> cancelled = weak.lock(); cancelled != nullptr) cancelled->SetEnd(ConnectionLost());
+  });
   if (call->context_ == nullptr) return nullptr;
   call->self_ = call;
   call->request_ = Encode(call->connection_->session(), keys);
@@ -106,9 +108,12 @@ void GetCall::OnReadDone(bool ok) {
 void GetCall::OnDone(const grpc::Status& status) {
   std::shared_ptr<GetCall> self = std::move(self_);
   connection_->Finish(context_);
-  absl::Status end = CallStatus(*connection_, status);
+  SetEnd(CallStatus(*connection_, status));
+}
+
+void GetCall::SetEnd(absl::Status end) {
   MutexLock lock(&mu_);
-  end_ = std::move(end);
+  if (!end_.has_value()) end_ = std::move(end);
   cv_.NotifyOne();
 }
 

@@ -47,6 +47,7 @@ class GetCall : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffe
       : connection_(std::move(connection)), assembler_(keys, std::move(counters)) {}
   void OnReadDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;
+  void SetEnd(absl::Status end);  // the first one counts
 
   const std::shared_ptr<Connection> connection_;
   std::shared_ptr<grpc::ClientContext> context_;

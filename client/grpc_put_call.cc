@@ -21,7 +21,9 @@ PutCall::PutCall(std::shared_ptr<Connection> connection, std::string url,
 std::shared_ptr<PutCall> PutCall::Open(std::shared_ptr<Connection> connection, std::string url,
                                            std::shared_ptr<TransportCounters> counters) {
   std::shared_ptr<PutCall> stream(new PutCall(std::move(connection), std::move(url), std::move(counters)));
-  stream->context_ = stream->connection_->Begin(absl::InfiniteFuture());
+  stream->context_ = stream->connection_->Begin(absl::InfiniteFuture(), [weak = std::weak_ptr<PutCall>(stream)] {
+    if (const std::shared_ptr<PutCall> call = weak.lock(); call != nullptr) call->FailAll(ConnectionLost());
+  });
   if (stream->context_ == nullptr) return nullptr;
   stream->self_ = stream;
   stream->connection_->raw().PrepareBidiStreamingCall(stream->context_.get(), kMethod, {}, stream.get());
@@ -35,7 +37,7 @@ bool PutCall::Add(OutgoingBlock& block) {
   const uint64_t bytes = block.data.bytes.size();
   {
     MutexLock lock(&mu_);
-    if (ended_) return false;
+    if (ended_ || failed_) return false;
     counters_->bytes_in_flight += bytes;
     unacknowledged_[block.key] = Unacknowledged{bytes, std::move(block.done)};
     queue_.push_back(std::move(block));
@@ -147,10 +149,15 @@ void PutCall::OnDone(const grpc::Status& status) {
   connection_->Finish(context_);
   absl::Status why = CallStatus(*connection_, status);
   if (why.ok() || absl::IsCancelled(why)) why = absl::UnavailableError("the store ended the stream of puts");
+  FailAll(why);
+}
+
+void PutCall::FailAll(const absl::Status& why) {
   std::deque<OutgoingBlock> unsent;
   absl::flat_hash_map<BlockKey, Unacknowledged> blocks;
   {
     MutexLock lock(&mu_);
+    failed_ = true;
     queue_.swap(unsent);
     blocks.swap(unacknowledged_);
   }

@@ -56,6 +56,7 @@ class PutCall : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffe
   void WriteNext();
   void Acknowledge(const v1::PutReply& reply);
   void Finish(Unacknowledged block, absl::Status status);
+  void FailAll(const absl::Status& why);
 
   const std::shared_ptr<Connection> connection_;
   const std::string url_;
@@ -70,7 +71,8 @@ class PutCall : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffe
   std::deque<OutgoingBlock> queue_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<BlockKey, Unacknowledged> unacknowledged_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;   // no read will follow
+  bool failed_ ABSL_GUARDED_BY(mu_) = false;  // no block is taken any more
 };
 
 }  // namespace kvferry

@@ -9,8 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/grpc_connection.h"
+#include "client/grpc_unary.h"
 #include "client/retry.h"
 #include "proto/codec.h"
+#include "storage/base/status.h"
 
 namespace kvferry {
 namespace {
@@ -78,11 +80,11 @@ void GrpcSession::Run() {
     SetInUse(stream, connection);
     absl::StatusOr<v1::SessionReply::Welcome> welcome = Handshake(stream.get());
     absl::Status why = welcome.status();
-    if (why.ok() && !welcome->resumed()) {
+    if (why.ok() && welcome->session() != connection->session()) {
       connection->Cancel();  // whatever it still carries belongs to a session that is gone
       connection = std::make_shared<Connection>(connection->channel(), welcome->session());
       SetInUse(stream, connection);
-      why = Reopen(connection);
+      if (!welcome->resumed()) why = Reopen(connection);
     }
     bool silent = !why.ok();
     if (why.ok()) {
@@ -135,18 +137,15 @@ absl::StatusOr<v1::SessionReply::Welcome> GrpcSession::Handshake(SessionCall* st
 absl::Status GrpcSession::Reopen(const std::shared_ptr<Connection>& connection) {
   for (const auto& [id, known] : parts_.namespaces->All()) {
     if (parts_.state->closed()) return absl::UnavailableError("closed");
-    const CallScope call(connection, absl::Now() + kAttemptTimeout);
-    if (call.context() == nullptr) return absl::UnavailableError("closed");
-    v1::OpenNamespaceRequest request;
-    v1::OpenNamespaceReply reply;
-    request.set_session(connection->session());
-    ToProto(known->spec, request.mutable_spec());
-    const grpc::Status status = connection->stub().OpenNamespace(call.context(), request, &reply);
-    if (!status.ok()) return FromGrpc(status);
-    if (FromProto(reply.ns()) != id) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("the store now gives namespace ", ToString(id), " the id ", ToString(FromProto(reply.ns())),
-                       "; it serves another tenant: connect again"));
+    const absl::Time deadline = absl::Now() + kAttemptTimeout;
+    auto call = std::make_shared<UnaryCall<v1::OpenNamespaceRequest, v1::OpenNamespaceReply>>();
+    call->request.set_session(connection->session());
+    ToProto(known->spec, call->request.mutable_spec());
+    call->Start(connection, &v1::CacheStore::Stub::async::OpenNamespace, deadline);
+    KVFERRY_RETURN_IF_ERROR(call->Wait(deadline));
+    if (const NamespaceId now = FromProto(call->reply.ns()); now != id) {
+      return absl::FailedPreconditionError(absl::StrCat("the store now calls namespace ", ToString(id), " ", ToString(now),
+                                                        "; it serves another tenant: connect again"));
     }
   }
   return absl::OkStatus();

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/grpc_core.h"
 #include "client/grpc_fetch.h"
+#include "client/grpc_unary.h"
 #include "client/grpc_writer.h"
 #include "client/store_error.h"
 #include "proto/codec.h"
@@ -20,6 +21,8 @@ namespace {
 
 constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
 constexpr absl::Duration kPrefetchTimeout = absl::Seconds(5);
+
+using Async = class v1::CacheStore::Stub::async;
 
 // gRPC's threads are started once in a process and do not survive fork(): a channel opened in the child would hang.
 absl::Status CheckGrpcProcess(const std::string& url) {
@@ -66,11 +69,10 @@ class GrpcTransport : public Transport {
 
   absl::StatusOr<NamespaceId> OpenNamespace(const NamespaceSpec& spec, absl::Time deadline) override {
     if (absl::Status status = Validate(spec); !status.ok()) return StoreError(url(), "open namespace", status);
-    v1::OpenNamespaceRequest request;
-    v1::OpenNamespaceReply reply;
-    ToProto(spec, request.mutable_spec());
-    KVFERRY_RETURN_IF_ERROR(Call("open namespace", &v1::CacheStore::Stub::OpenNamespace, &request, &reply, deadline));
-    const NamespaceId ns = FromProto(reply.ns());
+    auto call = std::make_shared<UnaryCall<v1::OpenNamespaceRequest, v1::OpenNamespaceReply>>();
+    ToProto(spec, call->request.mutable_spec());
+    KVFERRY_RETURN_IF_ERROR(Send("open namespace", call.get(), &Async::OpenNamespace, deadline));
+    const NamespaceId ns = FromProto(call->reply.ns());
     core_->namespaces.Add(ns, spec);
     return ns;
   }
@@ -85,16 +87,15 @@ class GrpcTransport : public Transport {
                                                                    ToString(request.ns),
                                                                    " is unknown; expected one opened on this transport")));
     }
-    v1::ReserveRequest wire;
-    v1::ReserveReply reply;
-    ToProto(request.ns, wire.mutable_ns());
-    wire.set_group(request.group);
-    wire.set_shard(request.shard);
-    wire.set_count(static_cast<uint32_t>(std::max(request.count, 0)));
-    wire.set_wait_ms(WaitMillis(deadline));
-    KVFERRY_RETURN_IF_ERROR(Call("reserve", &v1::CacheStore::Stub::Reserve, &wire, &reply, deadline));
+    auto call = std::make_shared<UnaryCall<v1::ReserveRequest, v1::ReserveReply>>();
+    ToProto(request.ns, call->request.mutable_ns());
+    call->request.set_group(request.group);
+    call->request.set_shard(request.shard);
+    call->request.set_count(static_cast<uint32_t>(std::max(request.count, 0)));
+    call->request.set_wait_ms(WaitMillis(deadline));
+    KVFERRY_RETURN_IF_ERROR(Send("reserve", call.get(), &Async::Reserve, deadline));
     std::vector<std::unique_ptr<ChunkWriter>> writers;
-    for (const v1::Id& id : reply.ids()) {
+    for (const v1::Id& id : call->reply.ids()) {
       const ChunkKey key{request.ns, FromProto(id), request.group, request.shard};
       writers.push_back(std::make_unique<GrpcWriter>(core_, known, key));
     }
@@ -106,21 +107,19 @@ class GrpcTransport : public Transport {
   }
 
   absl::Status Publish(const ChunkKey& live, const PrefixName& name, absl::Time deadline) override {
-    v1::PublishRequest request;
-    v1::PublishReply reply;
-    ToProto(live, request.mutable_live());
-    ToProto(name.prefix_key, request.mutable_prefix_key());
-    ToProto(name.parent, request.mutable_parent());
-    return Call("publish", &v1::CacheStore::Stub::Publish, &request, &reply, deadline);
+    auto call = std::make_shared<UnaryCall<v1::PublishRequest, v1::PublishReply>>();
+    ToProto(live, call->request.mutable_live());
+    ToProto(name.prefix_key, call->request.mutable_prefix_key());
+    ToProto(name.parent, call->request.mutable_parent());
+    return Send("publish", call.get(), &Async::Publish, deadline);
   }
 
   absl::StatusOr<LookupResult> Lookup(absl::Span<const ChunkKey> keys, bool lease, absl::Time deadline) override {
-    v1::LookupRequest request;
-    v1::LookupReply reply;
-    for (const ChunkKey& key : keys) ToProto(key, request.add_keys());
-    request.set_lease(lease);
-    KVFERRY_RETURN_IF_ERROR(Call("lookup", &v1::CacheStore::Stub::Lookup, &request, &reply, deadline));
-    return LookupResult{static_cast<int>(reply.chunks()), reply.bytes()};
+    auto call = std::make_shared<UnaryCall<v1::LookupRequest, v1::LookupReply>>();
+    for (const ChunkKey& key : keys) ToProto(key, call->request.add_keys());
+    call->request.set_lease(lease);
+    KVFERRY_RETURN_IF_ERROR(Send("lookup", call.get(), &Async::Lookup, deadline));
+    return LookupResult{static_cast<int>(call->reply.chunks()), call->reply.bytes()};
   }
 
   void Release(absl::Span<const ChunkKey> keys) override { core_->Release(keys); }
@@ -133,47 +132,32 @@ class GrpcTransport : public Transport {
     if (core_->fork.forked() || core_->state.closed()) return;
     std::shared_ptr<Connection> connection = core_->state.Current();
     if (connection == nullptr) return;
-    struct Hint {
-      Hint(std::shared_ptr<Connection> connection) : call(std::move(connection), absl::Now() + kPrefetchTimeout) {}
-      CallScope call;
-      v1::PrefetchRequest request;
-      v1::PrefetchReply reply;
-    };
-    auto hint = std::make_shared<Hint>(connection);
-    if (hint->call.context() == nullptr) return;
-    hint->request.set_session(connection->session());
-    for (const ChunkKey& key : keys) ToProto(key, hint->request.add_keys());
-    connection->stub().async()->Prefetch(hint->call.context(), &hint->request, &hint->reply, [hint](grpc::Status) {});
+    auto call = std::make_shared<UnaryCall<v1::PrefetchRequest, v1::PrefetchReply>>();
+    call->request.set_session(connection->session());
+    for (const ChunkKey& key : keys) ToProto(key, call->request.add_keys());
+    call->Start(std::move(connection), &Async::Prefetch, absl::Now() + kPrefetchTimeout);
   }
 
   absl::Status Erase(const ChunkKey& key, absl::Time deadline) override {
-    v1::EraseRequest request;
-    v1::EraseReply reply;
-    ToProto(key, request.mutable_key());
-    return Call("erase", &v1::CacheStore::Stub::Erase, &request, &reply, deadline);
+    auto call = std::make_shared<UnaryCall<v1::EraseRequest, v1::EraseReply>>();
+    ToProto(key, call->request.mutable_key());
+    return Send("erase", call.get(), &Async::Erase, deadline);
   }
 
   absl::Status Flush(absl::Time deadline) override {
-    v1::FlushRequest request;
-    v1::FlushReply reply;
-    return Call("flush", &v1::CacheStore::Stub::Flush, &request, &reply, deadline);
+    auto call = std::make_shared<UnaryCall<v1::FlushRequest, v1::FlushReply>>();
+    return Send("flush", call.get(), &Async::Flush, deadline);
   }
 
  private:
-  template <typename Request, typename Reply>
-  using Method = grpc::Status (v1::CacheStore::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
-
-  // One call within the session; the calling thread itself waits on the wire, which is quicker than a callback.
-  template <typename Request, typename Reply>
-  absl::Status Call(absl::string_view name, Method<Request, Reply> method, Request* request, Reply* reply,
-                    absl::Time deadline) {
+  // Sends the call's request within the session of the moment and waits for its reply.
+  template <typename Call>
+  absl::Status Send(absl::string_view name, Call* call, typename Call::Method method, absl::Time deadline) {
     KVFERRY_RETURN_IF_ERROR(core_->Check());
-    KVFERRY_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, core_->state.Wait(deadline));
-    const CallScope call(connection, deadline);
-    if (call.context() == nullptr) return StoreError(url(), name, absl::UnavailableError("the connection was lost"));
-    request->set_session(connection->session());
-    const grpc::Status status = (connection->stub().*method)(call.context(), *request, reply);
-    return StoreError(url(), name, CallStatus(*connection, status));
+    KVFERRY_ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection, core_->state.Wait(deadline));
+    call->request.set_session(connection->session());
+    call->Start(std::move(connection), method, deadline);
+    return StoreError(url(), name, call->Wait(deadline));
   }
 
   const std::shared_ptr<GrpcCore> core_;

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <atomic>
+#include <cstring>
 #include <thread>
 
 #include "client/transport.h"
@@ -161,20 +162,27 @@ TEST(GrpcFaultsTest, ADrainedStoreIsLeftAndFoundAgain) {
 
 // A store that does not answer costs the deadline and no more, and a second client nothing.
 TEST(GrpcFaultsTest, AStoppedStoreIsADeadline) {
-  ChildDaemon daemon(Flags());
-  auto transport = MustConnect(daemon.unix_url(), absl::Hours(1));  // silence is not noticed here
+  ChildDaemon daemon({"--memory=256MiB", "--heartbeat=1h"});  // silence is not noticed here
+  auto transport = MustConnect(daemon.unix_url(), absl::Hours(1));
   const NamespaceId ns = Open(transport.get(), SpecOf({kBlock}));
   const ChunkKey chunk = PutChunk(transport.get(), ns, 1, 1);
+  ReserveRequest one, eight;
+  one.ns = eight.ns = ns;
+  eight.count = 8;
+  auto writers = transport->Reserve(eight, Soon());
+  ASSERT_TRUE(writers.ok()) << writers.status();
   daemon.Stop();
+  Commits commits;  // more than a socket takes: whatever else is sent waits behind them
+  for (const auto& writer : *writers) commits.Start(writer.get(), 0, 1);
   const auto deadline = [] { return absl::Now() + absl::Milliseconds(200); };
-  ReserveRequest one;
-  one.ns = ns;
   EXPECT_EQ(transport->Lookup({chunk}, false, deadline()).status().code(), Code::kDeadlineExceeded);
   EXPECT_EQ(transport->Reserve(one, deadline()).status().code(), Code::kDeadlineExceeded);
   EXPECT_EQ(transport->Fetch({{chunk, 0}}, deadline())->Next().status().code(), Code::kDeadlineExceeded);
   EXPECT_EQ(transport->Flush(deadline()).code(), Code::kDeadlineExceeded);
   daemon.Continue();
   EXPECT_TRUE(GetOne(transport.get(), {chunk, 0}).ok());
+  Await("the end of the puts", [&] { return commits.ended() == 8; });
+  EXPECT_EQ(commits.stored, 8);
 }
 
 TEST(GrpcFaultsTest, ATransportToAStoppedStoreCanBeDestroyed) {
