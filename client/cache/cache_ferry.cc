@@ -185,8 +185,10 @@ absl::Status CacheImpl::ReserveSome(const std::vector<int64_t>& rows, absl::Time
   ReserveRequest request;
   request.ns = *namespace_;
   request.count = static_cast<int>(rows.size());
+  const bool first = std::all_of(rows_.begin(), rows_.end(), [](const CacheRow& row) { return row.chunks.empty(); });
   const ScopedTimer timer(&waited_);
   KVFERRY_ASSIGN_OR_RETURN(auto writers, transport_->Reserve(request, deadline));
+  if (first) epoch_ = transport_->epoch();  // Reserve may have waited for a store that was starting
   for (size_t i = 0; i < rows.size(); ++i) {
     rows_[static_cast<size_t>(rows[i])].chunks.push_back(
         std::make_shared<CachedChunk>(transport_, std::move(writers[i]), layers()));

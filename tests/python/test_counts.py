@@ -19,7 +19,8 @@ def forward(cache, tokens, batch=3, seed=0):
 
 def filled(store, tokens, batch=3, resident_layers=0):
     cache = OffloadedCache(store=store, block_tokens=T, resident_layers=resident_layers, prefetch_depth=0)
-    forward(cache, tokens, batch)
+    forward(cache, 1, batch)  # learns the layers: nothing leaves before they are known
+    forward(cache, tokens - 1, batch)
     cache.flush()
     return cache
 
