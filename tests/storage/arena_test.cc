@@ -91,7 +91,7 @@ TEST(Arena, B36_ManyOperations) {
   for (const std::string& tenant : tenants) arena.SetActive(tenant, true);
   std::vector<Extent> held;
   uint64_t bytes = 0, refused = 0;
-  for (int op = 0; op < 200000; ++op) {
+  for (int op = 0; op < 500000; ++op) {
     if (random() % 2 == 0 || held.empty()) {
       const uint64_t size = sizes[random() % 6];
       const std::optional<Extent> extent = arena.Allocate(tenants[random() % 3], size, kOverhead);

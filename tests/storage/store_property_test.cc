@@ -156,9 +156,9 @@ TEST_P(StoreProperty, NothingHeldIsLostAndNoByteIsWrong) {
     client.id = Session();
     ns_ = Namespace(client.id, BigSpec());
   }
-  for (int step = 0; step < 2500 && !HasFatalFailure(); ++step) {
+  for (int step = 0; step < 2000 && !HasFatalFailure(); ++step) {
     ASSERT_NO_FATAL_FAILURE(Step(oracle, random)) << "step " << step;
-    if (step % 20 == 0) {
+    if (step % 25 == 0) {
       for (Oracle::Client& client : oracle.clients) ASSERT_NO_FATAL_FAILURE(Check(client)) << "step " << step;
       ASSERT_NO_FATAL_FAILURE(CheckGauges(oracle)) << "step " << step;
     }
