@@ -12,20 +12,10 @@
 #include "storage/base/checksum.h"
 #include "storage/store.h"
 #include "tests/base/specs.h"
+#include "tests/service/block_bytes.h"
 #include "tests/support/manual_executor.h"
 
 namespace kvferry {
-
-// Bytes that tell block and position: wrong ones never pass for right ones.
-inline std::vector<uint8_t> BlockBytes(uint64_t size, uint64_t salt) {
-  std::vector<uint8_t> bytes(size);
-  uint64_t x = salt * 0x9E3779B97F4A7C15u + 1;
-  for (uint8_t& byte : bytes) {
-    x = x * 6364136223846793005u + 1442695040888963407u;
-    byte = static_cast<uint8_t>(x >> 56);
-  }
-  return bytes;
-}
 
 class CoreFixture {
  public:
