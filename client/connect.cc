@@ -23,8 +23,8 @@ void TuneMallocIfAsked() {
 
 absl::Status Validate(const ConnectOptions& options) {
   if (options.connect_timeout <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(absl::StrCat("connect_timeout is ", absl::FormatDuration(options.connect_timeout),
-                                                   "; expected more than 0"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("connect_timeout is ", absl::FormatDuration(options.connect_timeout), "; expected more than 0"));
   }
   if (options.heartbeat <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(

@@ -18,9 +18,9 @@ class ForkGuard {
   // FAILED_PRECONDITION in a forked child.
   absl::Status Check(const std::string& url) const {
     if (!forked()) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        absl::StrCat("store ", url, ": opened by process ", pid_, " before fork(), used in its child ", getpid(),
-                     "; connect in the child, or start it with the spawn method"));
+    return absl::FailedPreconditionError(absl::StrCat("store ", url, ": opened by process ", pid_,
+                                                      " before fork(), used in its child ", getpid(),
+                                                      "; connect in the child, or start it with the spawn method"));
   }
 
  private:

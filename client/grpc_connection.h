@@ -24,8 +24,8 @@ absl::StatusOr<std::string> DialTarget(const std::string& url);
 // A channel that shares neither subchannels nor back-off with another one.
 std::shared_ptr<grpc::Channel> Dial(const std::string& target);
 
-// One session's use of a channel: every call in progress, so that losing the session ends them all at once instead of at their
-// deadlines. Thread-safe.
+// One session's use of a channel: every call in progress, so that losing the session ends them all at once instead of
+// at their deadlines. Thread-safe.
 class Connection {
  public:
   Connection(std::shared_ptr<grpc::Channel> channel, SessionId session);
@@ -36,9 +36,9 @@ class Connection {
   v1::CacheStore::Stub& stub() { return *stub_; }
   grpc::GenericStub& raw() { return *raw_; }
 
-  // A context for a call that Cancel() ends, or null if the connection has been cancelled. Finish() when the call is over.
-  // Cancel() also calls `cancelled`, because gRPC itself lets a cancelled call go only when the socket has taken what was
-  // written to it before, which a store that is stopped may never allow.
+  // A context for a call that Cancel() ends, or null if the connection has been cancelled. Finish() when the call is
+  // over. Cancel() also calls `cancelled`, because gRPC itself lets a cancelled call go only when the socket has taken
+  // what was written to it before, which a store that is stopped may never allow.
   std::shared_ptr<grpc::ClientContext> Begin(absl::Time deadline, std::function<void()> cancelled);
   void Finish(const std::shared_ptr<grpc::ClientContext>& context);
 
@@ -64,8 +64,8 @@ class Connection {
 // What becomes of a call when its connection is cancelled.
 absl::Status ConnectionLost();
 
-// The outcome of a call over `connection` as our status: a call that Connection::Cancel ended is UNAVAILABLE, and so is one
-// whose session the store no longer knows.
+// The outcome of a call over `connection` as our status: a call that Connection::Cancel ended is UNAVAILABLE, and so is
+// one whose session the store no longer knows.
 absl::Status CallStatus(const Connection& connection, const grpc::Status& status);
 absl::Status CallStatus(const Connection& connection, const absl::Status& status);
 

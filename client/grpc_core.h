@@ -29,7 +29,8 @@ class GrpcCore {
       : url(std::move(url)),
         state(this->url),
         suspension(heartbeat, absl::Now()),
-        session({this->url, std::move(target), &state, &releases, &namespaces, &suspension, counters.get()}, heartbeat) {}
+        session({this->url, std::move(target), &state, &releases, &namespaces, &suspension, counters.get()},
+                heartbeat) {}
 
   // FAILED_PRECONDITION in a forked child.
   absl::Status Check() const { return fork.Check(url); }

@@ -25,7 +25,8 @@ GrpcFetch::GrpcFetch(std::shared_ptr<GrpcCore> core, absl::Span<const BlockKey> 
       backoff_(kBackoff, reinterpret_cast<uintptr_t>(this)) {
   std::shared_ptr<Connection> connection = core_->state.Current();
   if (keys_.empty() || core_->fork.forked() || core_->state.closed() || connection == nullptr) return;
-  if (connection->session() == session_) call_ = GetCall::Start(std::move(connection), keys_, deadline_, core_->counters);
+  if (connection->session() == session_)
+    call_ = GetCall::Start(std::move(connection), keys_, deadline_, core_->counters);
 }
 
 GrpcFetch::~GrpcFetch() {

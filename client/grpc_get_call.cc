@@ -24,7 +24,8 @@ std::shared_ptr<GetCall> GetCall::Start(std::shared_ptr<Connection> connection, 
                                         absl::Time deadline, std::shared_ptr<TransportCounters> counters) {
   std::shared_ptr<GetCall> call(new GetCall(std::move(connection), keys.size(), std::move(counters)));
   call->context_ = call->connection_->Begin(deadline, [weak = std::weak_ptr<GetCall>(call)] {
-    if (const std::shared_ptr<GetCall> cancelled = weak.lock(); cancelled != nullptr) cancelled->SetEnd(ConnectionLost());
+    if (const std::shared_ptr<GetCall> cancelled = weak.lock(); cancelled != nullptr)
+      cancelled->SetEnd(ConnectionLost());
   });
   if (call->context_ == nullptr) return nullptr;
   call->self_ = call;

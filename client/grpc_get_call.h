@@ -53,8 +53,8 @@ class GetCall : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffe
   std::shared_ptr<grpc::ClientContext> context_;
   std::shared_ptr<GetCall> self_;  // until OnDone
   grpc::ByteBuffer request_;
-  grpc::ByteBuffer reply_;          // of the read in progress
-  BlockAssembler assembler_;        // the reader's alone
+  grpc::ByteBuffer reply_;    // of the read in progress
+  BlockAssembler assembler_;  // the reader's alone
 
   Mutex mu_;
   CondVar cv_;

@@ -14,12 +14,11 @@ constexpr char kMethod[] = "/kvferry.v1.CacheStore/Put";
 
 }  // namespace
 
-PutCall::PutCall(std::shared_ptr<Connection> connection, std::string url,
-                     std::shared_ptr<TransportCounters> counters)
+PutCall::PutCall(std::shared_ptr<Connection> connection, std::string url, std::shared_ptr<TransportCounters> counters)
     : connection_(std::move(connection)), url_(std::move(url)), counters_(std::move(counters)) {}
 
 std::shared_ptr<PutCall> PutCall::Open(std::shared_ptr<Connection> connection, std::string url,
-                                           std::shared_ptr<TransportCounters> counters) {
+                                       std::shared_ptr<TransportCounters> counters) {
   std::shared_ptr<PutCall> stream(new PutCall(std::move(connection), std::move(url), std::move(counters)));
   stream->context_ = stream->connection_->Begin(absl::InfiniteFuture(), [weak = std::weak_ptr<PutCall>(stream)] {
     if (const std::shared_ptr<PutCall> call = weak.lock(); call != nullptr) call->FailAll(ConnectionLost());

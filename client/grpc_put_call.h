@@ -26,14 +26,14 @@ struct OutgoingBlock {
   CommitDone done;  // called once
 };
 
-// Sends blocks in the order they are added, as many in one message as fit and a large one in several, without a copy of a
-// byte, and calls their `done` on gRPC's threads as the store acknowledges them or when the stream ends. It keeps itself
-// alive until gRPC is done with it. Thread-safe.
+// Sends blocks in the order they are added, as many in one message as fit and a large one in several, without a copy of
+// a byte, and calls their `done` on gRPC's threads as the store acknowledges them or when the stream ends. It keeps
+// itself alive until gRPC is done with it. Thread-safe.
 class PutCall : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // Null if the connection has been cancelled.
   static std::shared_ptr<PutCall> Open(std::shared_ptr<Connection> connection, std::string url,
-                                         std::shared_ptr<TransportCounters> counters);
+                                       std::shared_ptr<TransportCounters> counters);
 
   // False, with `block` untouched, if the stream has ended.
   bool Add(OutgoingBlock& block);
@@ -63,9 +63,9 @@ class PutCall : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffe
   const std::shared_ptr<TransportCounters> counters_;
   std::shared_ptr<grpc::ClientContext> context_;
   std::shared_ptr<PutCall> self_;  // until OnDone
-  grpc::ByteBuffer message_;         // of the write in progress
-  grpc::ByteBuffer reply_;           // of the read in progress
-  uint64_t sent_of_front_ = 0;       // bytes of a large block at the queue's front; the writer's alone
+  grpc::ByteBuffer message_;       // of the write in progress
+  grpc::ByteBuffer reply_;         // of the read in progress
+  uint64_t sent_of_front_ = 0;     // bytes of a large block at the queue's front; the writer's alone
 
   Mutex mu_;
   std::deque<OutgoingBlock> queue_ ABSL_GUARDED_BY(mu_);

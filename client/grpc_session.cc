@@ -92,7 +92,8 @@ void GrpcSession::Run() {
       if (parts_.state->session() != 0) ++parts_.counters->reconnects;
       welcome->resumed() ? parts_.releases->Resumed() : parts_.releases->SessionLost();
       parts_.state->Up(connection, welcome->session(), welcome->boot());
-      const absl::Duration beat = welcome->heartbeat_ms() == 0 ? heartbeat_ : absl::Milliseconds(welcome->heartbeat_ms());
+      const absl::Duration beat =
+          welcome->heartbeat_ms() == 0 ? heartbeat_ : absl::Milliseconds(welcome->heartbeat_ms());
       why = Serve(stream.get(), std::min(beat, heartbeat_), &silent);
       delay = absl::ZeroDuration();  // the first attempt to come back
     } else {
@@ -144,8 +145,8 @@ absl::Status GrpcSession::Reopen(const std::shared_ptr<Connection>& connection) 
     call->Start(connection, &v1::CacheStore::Stub::async::OpenNamespace, deadline);
     KVFERRY_RETURN_IF_ERROR(call->Wait(deadline));
     if (const NamespaceId now = FromProto(call->reply.ns()); now != id) {
-      return absl::FailedPreconditionError(absl::StrCat("the store now calls namespace ", ToString(id), " ", ToString(now),
-                                                        "; it serves another tenant: connect again"));
+      return absl::FailedPreconditionError(absl::StrCat("the store now calls namespace ", ToString(id), " ",
+                                                        ToString(now), "; it serves another tenant: connect again"));
     }
   }
   return absl::OkStatus();
@@ -183,7 +184,8 @@ absl::Status GrpcSession::Serve(SessionCall* stream, absl::Duration heartbeat, b
         beat = now + heartbeat;
       }
     } else if (!parts_.releases->empty() && stream->writable()) {
-      for (const ChunkKey& key : parts_.releases->Take(kReleaseBatch)) ToProto(key, request.mutable_release()->add_keys());
+      for (const ChunkKey& key : parts_.releases->Take(kReleaseBatch))
+        ToProto(key, request.mutable_release()->add_keys());
       stream->Write(std::move(request));
     }
     stream->Wait(std::max(std::min(beat, heard + kSilentBeats * heartbeat), now + heartbeat / 8));

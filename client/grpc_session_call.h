@@ -39,8 +39,8 @@ class SessionCall : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Sessi
 
   grpc::ClientContext context_;
   std::shared_ptr<SessionCall> self_;  // until OnDone
-  v1::SessionRequest request_;           // of the write in progress
-  v1::SessionReply reply_;               // of the read in progress
+  v1::SessionRequest request_;         // of the write in progress
+  v1::SessionReply reply_;             // of the read in progress
 
   mutable Mutex mu_;
   CondVar cv_;

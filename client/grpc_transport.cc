@@ -82,10 +82,10 @@ class GrpcTransport : public Transport {
     KVFERRY_RETURN_IF_ERROR(core_->Check());
     const std::shared_ptr<const KnownNamespace> known = core_->namespaces.Find(request.ns);
     if (known == nullptr || request.group >= known->layouts.size()) {
-      return StoreError(url(), "reserve",
-                        absl::FailedPreconditionError(absl::StrCat("group ", request.group, " of namespace ",
-                                                                   ToString(request.ns),
-                                                                   " is unknown; expected one opened on this transport")));
+      return StoreError(
+          url(), "reserve",
+          absl::FailedPreconditionError(absl::StrCat("group ", request.group, " of namespace ", ToString(request.ns),
+                                                     " is unknown; expected one opened on this transport")));
     }
     auto call = std::make_shared<UnaryCall<v1::ReserveRequest, v1::ReserveReply>>();
     ToProto(request.ns, call->request.mutable_ns());
@@ -100,8 +100,9 @@ class GrpcTransport : public Transport {
       writers.push_back(std::make_unique<GrpcWriter>(core_, known, key));
     }
     if (static_cast<int>(writers.size()) != request.count) {
-      return StoreError(url(), "reserve", absl::InternalError(absl::StrCat("the store reserved ", writers.size(),
-                                                                           " chunks, expected ", request.count)));
+      return StoreError(url(), "reserve",
+                        absl::InternalError(
+                            absl::StrCat("the store reserved ", writers.size(), " chunks, expected ", request.count)));
     }
     return writers;
   }

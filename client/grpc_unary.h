@@ -12,9 +12,9 @@
 
 namespace kvferry {
 
-// Not gRPC's blocking call: that one returns only once the socket has taken the request, and so may outlast its deadline
-// by as long as the store is stopped. Here whoever waits leaves at the deadline, and the call's memory stays for gRPC.
-// Thread-safe.
+// Not gRPC's blocking call: that one returns only once the socket has taken the request, and so may outlast its
+// deadline by as long as the store is stopped. Here whoever waits leaves at the deadline, and the call's memory stays
+// for gRPC. Thread-safe.
 template <typename Request, typename Reply>
 class UnaryCall : public std::enable_shared_from_this<UnaryCall<Request, Reply>> {
  public:

@@ -19,8 +19,8 @@ struct BlockAssembler::Pin {
 
 absl::Status BlockAssembler::Check(const v1::GetPiece& piece) const {
   if (index_ >= keys_ || piece.index() != index_) {
-    return absl::InternalError(absl::StrCat("the store sent a piece of block ", piece.index(), " of ", keys_,
-                                            ", expected block ", index_));
+    return absl::InternalError(
+        absl::StrCat("the store sent a piece of block ", piece.index(), " of ", keys_, ", expected block ", index_));
   }
   if (piece.code() != 0) return absl::OkStatus();
   const bool follows = piece.offset() == have_ && piece.size() <= piece.block_size() - have_;

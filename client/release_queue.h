@@ -13,8 +13,8 @@ namespace kvferry {
 
 // Collects released keys for the session's thread, which sends them in batches and learns by the answers to its
 // heartbeats what has arrived. A batch cut off by a broken connection goes out again if its session lives on: live keys
-// only, because giving one back twice does nothing, while a lease is counted. Bounded by what its users hold, since each
-// key was handed out once. Thread-safe.
+// only, because giving one back twice does nothing, while a lease is counted. Bounded by what its users hold, since
+// each key was handed out once. Thread-safe.
 class ReleaseQueue {
  public:
   void Push(absl::Span<const ChunkKey> keys);

@@ -8,8 +8,8 @@
 
 namespace kvferry {
 
-// Exponential back-off with full jitter above half: the n-th delay is random in [d/2, d], d = min(first * 2^n, longest),
-// so that clients of a store that restarts do not come back all at once. Not thread-safe.
+// Exponential back-off with full jitter above half: the n-th delay is random in [d/2, d], d = min(first * 2^n,
+// longest), so that clients of a store that restarts do not come back all at once. Not thread-safe.
 class Backoff {
  public:
   struct Options {

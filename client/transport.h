@@ -53,9 +53,9 @@ struct TransportStats {
   uint64_t bytes_in_flight = 0;  // memory of this process: committed, not acknowledged; received, not yet released
 };
 
-// Thread-safe. Calls that take a deadline block until it at most and then return DEADLINE_EXCEEDED. UNAVAILABLE: the store
-// cannot be reached, is draining, or is not the one that held our session (it restarted); every message names the store.
-// Writers and streams may outlive the transport: they then fail with UNAVAILABLE.
+// Thread-safe. Calls that take a deadline block until it at most and then return DEADLINE_EXCEEDED. UNAVAILABLE: the
+// store cannot be reached, is draining, or is not the one that held our session (it restarted); every message names the
+// store. Writers and streams may outlive the transport: they then fail with UNAVAILABLE.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -69,8 +69,8 @@ class Transport {
 
   virtual absl::StatusOr<NamespaceId> OpenNamespace(const NamespaceSpec& spec, absl::Time deadline) = 0;
 
-  // All writers or none; RESOURCE_EXHAUSTED if the store has no memory for them by the deadline. OpenNamespace must have
-  // succeeded for `ns` on this transport before.
+  // All writers or none; RESOURCE_EXHAUSTED if the store has no memory for them by the deadline. OpenNamespace must
+  // have succeeded for `ns` on this transport before.
   virtual absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>> Reserve(const ReserveRequest& request,
                                                                             absl::Time deadline) = 0;
 
@@ -92,14 +92,14 @@ class Transport {
   virtual absl::Status Flush(absl::Time deadline) = 0;
   virtual TransportStats Stats() const = 0;
 
-  // Ends the session and the transport's threads, as the destructor does, while others still hold the transport: all that is
-  // in progress and every later call fails with UNAVAILABLE. Twice is once. Takes a few seconds at most.
+  // Ends the session and the transport's threads, as the destructor does, while others still hold the transport: all
+  // that is in progress and every later call fails with UNAVAILABLE. Twice is once. Takes a few seconds at most.
   virtual void Close() {}
 };
 
 struct ConnectOptions {
-  uint64_t memory_bytes = 2 * kGiB;                       // embedded:// only: the store's budget
-  absl::Duration connect_timeout = absl::Seconds(10);     // how long Connect waits for the first session
+  uint64_t memory_bytes = 2 * kGiB;                    // embedded:// only: the store's budget
+  absl::Duration connect_timeout = absl::Seconds(10);  // how long Connect waits for the first session
   absl::Duration heartbeat = absl::Seconds(5);
 };
 

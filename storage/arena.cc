@@ -20,8 +20,8 @@ constexpr uint64_t kMinSegmentsPerBudget = 8;
 
 Arena::Arena(uint64_t budget_bytes, uint64_t segment_bytes)
     : budget_(budget_bytes),
-      segment_bytes_(std::min(std::max(segment_bytes, budget_bytes / kSegmentsPerBudget),
-                              budget_bytes / kMinSegmentsPerBudget)),
+      segment_bytes_(
+          std::min(std::max(segment_bytes, budget_bytes / kSegmentsPerBudget), budget_bytes / kMinSegmentsPerBudget)),
       reserve_bytes_(std::min(budget_bytes / 64, kMaxReserve)) {}
 
 std::optional<Extent> Arena::Allocate(const std::string& tenant_name, uint64_t bytes, uint64_t overhead) {

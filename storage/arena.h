@@ -27,10 +27,10 @@ class FreedListener {
 //
 //   mapped segments + overhead of extents + bookkeeping of sessions, names and leases <= budget
 //
-// A share of the budget (`reserve_bytes`) is kept from segments, so that sessions and leases can be made when chunks fill
-// the rest. Wholly free segments are kept for their tenant, up to an eighth of the budget, while it is active; else they
-// go back to the system, always as a whole and never under a lock (Bury).
-// Threads: all methods. Innermost lock but for the metrics.
+// A share of the budget (`reserve_bytes`) is kept from segments, so that sessions and leases can be made when chunks
+// fill the rest. Wholly free segments are kept for their tenant, up to an eighth of the budget, while it is active;
+// else they go back to the system, always as a whole and never under a lock (Bury). Threads: all methods. Innermost
+// lock but for the metrics.
 class Arena {
  public:
   Arena(uint64_t budget_bytes, uint64_t segment_bytes);
@@ -41,7 +41,8 @@ class Arena {
   // nullopt if the budget or the holes do not allow it now. `overhead` is charged until the extent is freed.
   std::optional<Extent> Allocate(const std::string& tenant, uint64_t bytes, uint64_t overhead);
   void Free(const Extent& extent);
-  // As if it had never been allocated: tells nobody, or a waiter that cannot be served would be woken by its own attempt.
+  // As if it had never been allocated: tells nobody, or a waiter that cannot be served would be woken by its own
+  // attempt.
   void PutBack(const Extent& extent);
 
   // True if `count` such extents could be had if nothing else were held.
@@ -60,10 +61,10 @@ class Arena {
 
   struct Usage {
     uint64_t budget = 0;
-    uint64_t extents = 0;    // handed out
-    uint64_t metadata = 0;   // overhead and bookkeeping
-    uint64_t free = 0;       // in segments, handed out to nobody
-    uint64_t segments = 0;   // number of them
+    uint64_t extents = 0;   // handed out
+    uint64_t metadata = 0;  // overhead and bookkeeping
+    uint64_t free = 0;      // in segments, handed out to nobody
+    uint64_t segments = 0;  // number of them
     uint64_t used() const { return extents + metadata; }
   };
   Usage usage() const;

@@ -13,8 +13,9 @@ struct EvictionNode {
   bool queued = false;
 };
 
-// The queue holds only what may be evicted at once: published, sealed, unleased, childless. So any victim is legal, and a
-// policy's memory is bounded by the number of chunks there are. Threads: none of its own; the index's mutex guards it.
+// The queue holds only what may be evicted at once: published, sealed, unleased, childless. So any victim is legal, and
+// a policy's memory is bounded by the number of chunks there are. Threads: none of its own; the index's mutex guards
+// it.
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
@@ -30,8 +31,8 @@ class EvictionPolicy {
   virtual size_t size() const = 0;
 };
 
-// Least recently used first. Insert, Touch, Erase: O(log n), because a chunk that waited for its last child or lease to go
-// enters behind those used before it, not at an end.
+// Least recently used first. Insert, Touch, Erase: O(log n), because a chunk that waited for its last child or lease to
+// go enters behind those used before it, not at an end.
 std::unique_ptr<EvictionPolicy> NewLruPolicy();
 
 }  // namespace kvferry

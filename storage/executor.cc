@@ -42,9 +42,7 @@ class ThreadExecutor : public Executor {
     absl::Time when;
     uint64_t order;  // of equal times the first scheduled runs first
     Task task;
-    static bool Later(const Timer& a, const Timer& b) {
-      return a.when != b.when ? a.when > b.when : a.order > b.order;
-    }
+    static bool Later(const Timer& a, const Timer& b) { return a.when != b.when ? a.when > b.when : a.order > b.order; }
   };
 
   void Run() ABSL_LOCKS_EXCLUDED(mu_) {

@@ -79,11 +79,11 @@ absl::Status Index::Publish(const RecordPtr& record, const Id128& prefix_key, co
   if (published_.contains(key)) {
     return absl::AlreadyExistsError(absl::StrCat("chunk ", ToString(key), " is there already; it stays"));
   }
-  // A chunk can have descendants before it is there: its head was lost and is written again. Only then can it be its own
-  // ancestor, and a ring would have no leaf and never be evicted.
+  // A chunk can have descendants before it is there: its head was lost and is written again. Only then can it be its
+  // own ancestor, and a ring would have no leaf and never be evicted.
   if (parent == prefix_key || (children_.contains(key) && IsAncestor(key, Sibling(key, parent)))) {
-    return absl::InvalidArgumentError(absl::StrCat("chunk ", ToString(key), " would be an ancestor of itself by parent ",
-                                                   ToString(parent)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk ", ToString(key), " would be an ancestor of itself by parent ", ToString(parent)));
   }
   record->published = true;
   record->prefix_key = prefix_key;
@@ -151,7 +151,7 @@ void Index::Settle(Record* record) {
 }
 
 void Index::Count(uint8_t as, uint64_t bytes, bool add, Counts* counts) {
-  const auto step = [add](uint64_t* gauge, uint64_t n) { add ? *gauge += n : *gauge -= n; };
+  const auto step = [add](uint64_t* gauge, uint64_t n) { add ? * gauge += n : * gauge -= n; };
   if (as & kReserved) step(&counts->reserved, 1);
   if (as & kLive) step(&counts->live, 1);
   if (as & kPublished) step(&counts->published, 1);
@@ -180,7 +180,8 @@ absl::Status Index::CheckInvariants() const {
     if (record->parent != kNone) ++children[Sibling(key, record->parent)];
   }
   if (children != children_) return absl::InternalError("the counts of children do not agree");
-  if (queued != policy_->size() || published_.size() != counts_.published || evictable_bytes != counts_.evictable_bytes) {
+  if (queued != policy_->size() || published_.size() != counts_.published ||
+      evictable_bytes != counts_.evictable_bytes) {
     return absl::InternalError(absl::StrCat("queued ", queued, "/", policy_->size(), ", published ", published_.size(),
                                             "/", counts_.published, ", evictable bytes ", evictable_bytes, "/",
                                             counts_.evictable_bytes));

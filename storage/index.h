@@ -13,9 +13,9 @@
 
 namespace kvferry {
 
-// The life of a chunk: reserved -> sealed -> published, with a live name until its session lets go and a prefix name from
-// Publish until Erase or eviction. Changed by Index alone, under the store's mutex; `live`, `sealed` and the rest are
-// public so that they can be read.
+// The life of a chunk: reserved -> sealed -> published, with a live name until its session lets go and a prefix name
+// from Publish until Erase or eviction. Changed by Index alone, under the store's mutex; `live`, `sealed` and the rest
+// are public so that they can be read.
 struct Record : EvictionNode {
   explicit Record(std::shared_ptr<Chunk> c)
       : chunk(std::move(c)), checksums(chunk->layout().slots.size()), committed(chunk->layout().slots.size()) {}
@@ -57,8 +57,8 @@ class Index {
   void Unlease(Record* record, uint32_t count);
   void Touch(Record* record) { policy_->Touch(record); }
 
-  // Gives a sealed record a prefix name. ALREADY_EXISTS if another has it; INVALID_ARGUMENT if the chunk would be its own
-  // ancestor; FAILED_PRECONDITION if it has another prefix name. Again under the same name is OK.
+  // Gives a sealed record a prefix name. ALREADY_EXISTS if another has it; INVALID_ARGUMENT if the chunk would be its
+  // own ancestor; FAILED_PRECONDITION if it has another prefix name. Again under the same name is OK.
   absl::Status Publish(const RecordPtr& record, const Id128& prefix_key, const Id128& parent);
   // Takes the prefix name away; whoever gets the record may be the last to hold it.
   RecordPtr Unpublish(Record* record);
@@ -92,7 +92,8 @@ class Index {
 
   const std::unique_ptr<EvictionPolicy> policy_;
   absl::flat_hash_map<ChunkKey, RecordPtr> published_;
-  absl::flat_hash_map<ChunkKey, uint32_t> children_;  // prefix key -> published chunks whose parent it is, itself here or not
+  absl::flat_hash_map<ChunkKey, uint32_t>
+      children_;  // prefix key -> published chunks whose parent it is, itself here or not
   Counts counts_;
 };
 

@@ -25,8 +25,8 @@ struct Namespace {
   const uint64_t bytes;                    // of bookkeeping, for the budget
 };
 
-// A namespace lives while sessions have it open or chunks of it have a name. Threads: none of its own; the store's mutex
-// guards it.
+// A namespace lives while sessions have it open or chunks of it have a name. Threads: none of its own; the store's
+// mutex guards it.
 class NamespaceTable {
  public:
   // nullptr if there is none, or it is another tenant's.

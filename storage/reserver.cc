@@ -13,8 +13,7 @@ namespace {
 constexpr int kMaxCount = 65536;
 
 absl::Status OutOfRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("reserve: ", field, " is ", value, ", expected ", low, " to ", high));
+  return absl::InvalidArgumentError(absl::StrCat("reserve: ", field, " is ", value, ", expected ", low, " to ", high));
 }
 
 }  // namespace
@@ -117,8 +116,7 @@ std::optional<Reserver::Writers> Reserver::TryGrant(const PendingReserve& reques
   bool worth_it = false;
   size_t skipped = 0;
   while (extents.size() < count) {
-    if (std::optional<Extent> extent =
-            state_.arena->Allocate(request.ns->tenant, layout.image_bytes, overhead)) {
+    if (std::optional<Extent> extent = state_.arena->Allocate(request.ns->tenant, layout.image_bytes, overhead)) {
       extents.push_back(*extent);
       continue;
     }
@@ -175,11 +173,11 @@ absl::Status Reserver::Refusal(const PendingReserve& request, absl::string_view 
   const Arena::Usage usage = state_.arena->usage();
   const Index::Counts& held = state_.index.counts();
   const uint64_t each = request.layout().image_bytes;
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "reserve: ", why, ": asked for ", request.options.count, " chunks of ", each, " bytes (",
-      request.options.count * each, "), budget ", usage.budget, ", used ", usage.used(), ", of which live chunks hold ",
-      held.live_bytes, " and leases ", held.leased_bytes, ", evictable ", held.evictable_bytes, "; ",
-      state_.queue.size(), " requests wait"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("reserve: ", why, ": asked for ", request.options.count, " chunks of ", each, " bytes (",
+                   request.options.count * each, "), budget ", usage.budget, ", used ", usage.used(),
+                   ", of which live chunks hold ", held.live_bytes, " and leases ", held.leased_bytes, ", evictable ",
+                   held.evictable_bytes, "; ", state_.queue.size(), " requests wait"));
 }
 
 }  // namespace kvferry

@@ -23,9 +23,9 @@
 namespace kvferry {
 
 struct StoreOptions {
-  uint64_t memory_bytes = 2 * kGiB;  // hard budget: segments plus metadata
-  uint64_t segment_bytes = 64 * kMiB;  // or eight images, if that is more; less where the budget is small
-  absl::Duration live_grace = absl::Minutes(10);         // live chunks of a suspended session
+  uint64_t memory_bytes = 2 * kGiB;               // hard budget: segments plus metadata
+  uint64_t segment_bytes = 64 * kMiB;             // or eight images, if that is more; less where the budget is small
+  absl::Duration live_grace = absl::Minutes(10);  // live chunks of a suspended session
   absl::Duration reservation_grace = absl::Seconds(30);  // its unsealed reservations
 };
 
@@ -95,12 +95,13 @@ class Store {
   // then RESOURCE_EXHAUSTED. More than the budget could ever hold is RESOURCE_EXHAUSTED at once.
   virtual void Reserve(SessionId session, const NamespaceId& ns, const ReserveOptions& options, ReserveDone done) = 0;
 
-  // Gives a sealed live chunk of this session a second name: no byte moves, and the live name goes on. ALREADY_EXISTS if
-  // another chunk has the name: that one stays. FAILED_PRECONDITION if the chunk is not sealed or the namespace's spec
-  // names no model; INVALID_ARGUMENT if the prefix key has kLiveBit.
+  // Gives a sealed live chunk of this session a second name: no byte moves, and the live name goes on. ALREADY_EXISTS
+  // if another chunk has the name: that one stays. FAILED_PRECONDITION if the chunk is not sealed or the namespace's
+  // spec names no model; INVALID_ARGUMENT if the prefix key has kLiveBit.
   virtual absl::Status Publish(SessionId session, const ChunkKey& live, const PublishOptions& options) = 0;
 
-  // The block, pinned by the view. NOT_FOUND is a miss: unknown, evicted, unsealed and not ours, or another's live chunk.
+  // The block, pinned by the view. NOT_FOUND is a miss: unknown, evicted, unsealed and not ours, or another's live
+  // chunk.
   virtual void Get(SessionId session, const BlockKey& key, GetDone done) = 0;
 
   // Longest run of sealed chunks from the front; each is leased to the session (counted, see Release) unless

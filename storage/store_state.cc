@@ -135,8 +135,8 @@ void StoreState::Forget(Session* session) {
   if (sessions.CountOf(session->tenant) == 0) arena->SetActive(session->tenant, false);
   for (PendingReserve& request : queue.TakeAllOf(session->id)) {
     --waiting;
-    due.push_back({std::move(request.done), absl::NotFoundError(absl::StrCat(
-                                                "session ", absl::Hex(session->id), " ended while it waited for memory"))});
+    due.push_back({std::move(request.done), absl::NotFoundError(absl::StrCat("session ", absl::Hex(session->id),
+                                                                             " ended while it waited for memory"))});
   }
 }
 

@@ -17,24 +17,24 @@
 
 namespace kvferry {
 
-// One mutex over sessions, namespaces, index and waiting reservations: each operation of the store is one step, seen whole
-// or not at all. It is held for hash look-ups only; bytes are touched, memory unmapped and callbacks run outside it.
-// Lives as long as a writer or timer does; after Close every one of them finds the store closed.
-// Lock order: mu, arena, kick_mu_, executor's.
+// One mutex over sessions, namespaces, index and waiting reservations: each operation of the store is one step, seen
+// whole or not at all. It is held for hash look-ups only; bytes are touched, memory unmapped and callbacks run outside
+// it. Lives as long as a writer or timer does; after Close every one of them finds the store closed. Lock order: mu,
+// arena, kick_mu_, executor's.
 class StoreState : public FreedListener, public std::enable_shared_from_this<StoreState> {
  public:
   StoreState(const StoreOptions& options, Executor* executor);
 
-  // Ends every session, forgets every chunk, answers every waiting reservation with UNAVAILABLE, and waits for a task that
-  // runs on the executor (unless called from it): afterwards no callback runs. Not thread-safe against calls of the store;
-  // against writers, views and timers it is.
+  // Ends every session, forgets every chunk, answers every waiting reservation with UNAVAILABLE, and waits for a task
+  // that runs on the executor (unless called from it): afterwards no callback runs. Not thread-safe against calls of
+  // the store; against writers, views and timers it is.
   void Close() ABSL_LOCKS_EXCLUDED(mu);
 
   // Runs `task` on the executor, not before `when`, unless the store is closed by then. Only from calls of the store.
   void RunAt(absl::Time when, absl::AnyInvocable<void(StoreState&)> task);
 
-  // Does the waiting work (grants, late answers, unmapping) on the executor, soon. From anywhere, at any time; false if the
-  // store is closed.
+  // Does the waiting work (grants, late answers, unmapping) on the executor, soon. From anywhere, at any time; false if
+  // the store is closed.
   bool Kick() ABSL_LOCKS_EXCLUDED(kick_mu_);
   // Something may have become free or evictable: cheap where nobody waits. Under any lock but the arena's.
   void OnMemoryFreed() override;

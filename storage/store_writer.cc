@@ -15,9 +15,7 @@ StoreWriter::~StoreWriter() {
   // record_ holds the memory still; it is freed with it, outside the lock.
 }
 
-void StoreWriter::Commit(int layer, uint64_t checksum, CommitDone done) {
-  std::move(done)(TryCommit(layer, checksum));
-}
+void StoreWriter::Commit(int layer, uint64_t checksum, CommitDone done) { std::move(done)(TryCommit(layer, checksum)); }
 
 absl::Status StoreWriter::TryCommit(int layer, uint64_t checksum) {
   ChunkHeader header;

@@ -8,7 +8,8 @@
 
 namespace kvferry {
 
-// Holds the record, and with it the extent: whatever becomes of the session, the memory is nobody else's while this lives.
+// Holds the record, and with it the extent: whatever becomes of the session, the memory is nobody else's while this
+// lives.
 class StoreWriter : public ChunkWriter {
  public:
   StoreWriter(std::shared_ptr<StoreState> state, RecordPtr record)

@@ -32,9 +32,7 @@ class TieredStore : public Store {
     Reserver(state_.get()).Reserve(session, ns, options, std::move(done));
   }
   absl::Status Publish(SessionId session, const ChunkKey& live, const PublishOptions& options) override;
-  void Get(SessionId session, const BlockKey& key, GetDone done) override {
-    std::move(done)(FindBlock(session, key));
-  }
+  void Get(SessionId session, const BlockKey& key, GetDone done) override { std::move(done)(FindBlock(session, key)); }
   absl::StatusOr<Match> Lookup(SessionId session, absl::Span<const ChunkKey> keys, bool lease) override;
   void Release(SessionId session, absl::Span<const ChunkKey> keys) override;
   void Prefetch(SessionId, absl::Span<const ChunkKey>) override {}
@@ -47,8 +45,7 @@ class TieredStore : public Store {
  private:
   absl::StatusOr<BlockView> FindBlock(SessionId session, const BlockKey& key);
   // nullptr if the index has no such prefix name, or another tenant's.
-  RecordPtr FindPublished(const Session& session, const ChunkKey& key) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
+  RecordPtr FindPublished(const Session& session, const ChunkKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
   // By any name that the session may use: a live one of its own, one it leases (that very chunk, even if its name was
   // erased since), any published one of its tenant.
   RecordPtr FindAny(const Session& session, const ChunkKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
@@ -113,8 +110,8 @@ absl::StatusOr<NamespaceId> TieredStore::OpenNamespace(SessionId id, const Names
   const uint64_t bytes = kOpenNamespaceBytes + (known ? 0 : ns->bytes);
   if (session->namespaces.size() >= kMaxNamespacesPerSession || !state_->arena->TryCharge(bytes)) {
     return absl::ResourceExhaustedError(absl::StrCat("namespace: the session has ", session->namespaces.size(),
-                                                     " open, expected fewer than ", kMaxNamespacesPerSession, ", or no ",
-                                                     bytes, " bytes are left for its bookkeeping"));
+                                                     " open, expected fewer than ", kMaxNamespacesPerSession,
+                                                     ", or no ", bytes, " bytes are left for its bookkeeping"));
   }
   state_->namespaces.Use(ns);
   session->namespaces.insert(ns->id);
@@ -159,8 +156,8 @@ absl::StatusOr<BlockView> TieredStore::FindBlock(SessionId id, const BlockKey& k
   if (session == nullptr) return UnknownSession(id);
   const RecordPtr record = FindAny(*session, key.chunk);
   if (record != nullptr && key.layer >= record->committed.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("get: layer is ", key.layer, ", chunk ", ToString(key.chunk), " has ",
-                                                   record->committed.size(), " layers"));
+    return absl::InvalidArgumentError(absl::StrCat("get: layer is ", key.layer, ", chunk ", ToString(key.chunk),
+                                                   " has ", record->committed.size(), " layers"));
   }
   if (record == nullptr || !record->committed[key.layer]) {
     ++state_->counters.get_misses;

@@ -106,7 +106,8 @@ KeysValues RingSlot::Take(const KeysValues& like, int64_t columns) {
   if (!fits(flat_.k, like.k) || !fits(flat_.v, like.v)) {
     Clear();
     const int64_t capacity = GrownCapacity(columns);
-    flat_ = {EmptyLike(like.k, {count(like.k) / columns * capacity}), EmptyLike(like.v, {count(like.v) / columns * capacity})};
+    flat_ = {EmptyLike(like.k, {count(like.k) / columns * capacity}),
+             EmptyLike(like.v, {count(like.v) / columns * capacity})};
     ledger_->Add(BytesOf(flat_));
   }
   const c10::InferenceMode no_inference(false);

@@ -1,4 +1,5 @@
-// Device memory of a cache: buffers that grow in place, and the ring slot that layers take turns with. Every byte is counted.
+// Device memory of a cache: buffers that grow in place, and the ring slot that layers take turns with. Every byte is
+// counted.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,8 @@ class GrowBuffer {
   GrowBuffer ShareWith(DeviceLedger* ledger) const;
 
   int64_t length() const { return length_; }
-  // Views of the columns held. They stay as they are while anybody holds them. Undefined where nothing was ever appended.
+  // Views of the columns held. They stay as they are while anybody holds them. Undefined where nothing was ever
+  // appended.
   KeysValues View() const;
 
   // Appends `n` columns of `from`, from `column` on. In place if there is room and nobody else holds the memory; else

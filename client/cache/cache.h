@@ -27,60 +27,62 @@ class Transport;
 // Called when the first block has to leave the device, and not before: until then no store is needed.
 using TransportProvider = std::function<absl::StatusOr<std::shared_ptr<Transport>>()>;
 
-// What to do when the store has no room: keep the blocks on the device, past the bound, and try again at later blocks; or
-// fail before anything is allocated or changed.
+// What to do when the store has no room: keep the blocks on the device, past the bound, and try again at later blocks;
+// or fail before anything is allocated or changed.
 enum class OnFull { kRaise, kDevice };
 
 struct CacheOptions {
-  int block_tokens = 64;             // T: a power of two, 1 to 4096
-  std::optional<int> layers;         // layers with full attention; unknown: learnt from the first forward pass
-  std::optional<int> resident_layers;   // R; given: every full block is put at once. Not given: nothing leaves until it must
-  std::optional<int> prefetch_depth;    // layers fetched ahead; default 0 where fetching copies nothing, else 2
+  int block_tokens = 64;      // T: a power of two, 1 to 4096
+  std::optional<int> layers;  // layers with full attention; unknown: learnt from the first forward pass
+  std::optional<int>
+      resident_layers;  // R; given: every full block is put at once. Not given: nothing leaves until it must
+  std::optional<int> prefetch_depth;      // layers fetched ahead; default 0 where fetching copies nothing, else 2
   std::optional<uint64_t> device_memory;  // bytes, a hard bound; not given: none on a CPU, else what is free at first
   OnFull on_full = OnFull::kRaise;
   absl::Duration full_timeout = absl::Seconds(10);   // how long to wait for room in the store
   absl::Duration fetch_timeout = absl::Seconds(30);  // how long a layer may take to arrive
-  std::string model;                 // identity of the weights; empty: live chunks only
+  std::string model;                                 // identity of the weights; empty: live chunks only
 };
 
 // INVALID_ARGUMENT naming the option, its value and what was expected.
 absl::Status Validate(const CacheOptions& options);
 
 struct CacheStats {
-  uint64_t device_bytes = 0;         // buffers and tails held, and received blocks not yet used
+  uint64_t device_bytes = 0;  // buffers and tails held, and received blocks not yet used
   uint64_t device_bytes_peak = 0;
-  uint64_t stored_bytes = 0;         // blocks of this cache in the store
+  uint64_t stored_bytes = 0;  // blocks of this cache in the store
   uint64_t blocks_put = 0, bytes_put = 0;
   uint64_t blocks_got = 0, bytes_got = 0;
-  uint64_t refused = 0;              // chunks the store had no room for
-  uint64_t grad_layers = 0;          // layers kept on the device because gradients flow through them
-  uint64_t relearned = 0;            // namespaces opened with other shapes than the first layer's
-  int layers_on_device = 0;          // layers with full blocks on the device: resident, in the ring, in flight
-  int resident_layers = 0;           // R now
+  uint64_t refused = 0;      // chunks the store had no room for
+  uint64_t grad_layers = 0;  // layers kept on the device because gradients flow through them
+  uint64_t relearned = 0;    // namespaces opened with other shapes than the first layer's
+  int layers_on_device = 0;  // layers with full blocks on the device: resident, in the ring, in flight
+  int resident_layers = 0;   // R now
   int prefetch_depth = 0;
-  double seconds_waited = 0;         // for blocks that were not there and for acknowledgements
-  double seconds_copying = 0;        // packing and gathering
+  double seconds_waited = 0;   // for blocks that were not there and for acknowledgements
+  double seconds_copying = 0;  // packing and gathering
 };
 
-// Not thread-safe: one thread at a time. Tensors are [batch, heads, tokens, dim], any strides, K and V of any widths; dtype,
-// device, batch, heads and dims of a layer are fixed by its first update (until Reset) and checked: INVALID_ARGUMENT names
-// the argument, its value and what was expected, and changes nothing.
+// Not thread-safe: one thread at a time. Tensors are [batch, heads, tokens, dim], any strides, K and V of any widths;
+// dtype, device, batch, heads and dims of a layer are fixed by its first update (until Reset) and checked:
+// INVALID_ARGUMENT names the argument, its value and what was expected, and changes nothing.
 class Cache {
  public:
   static absl::StatusOr<std::unique_ptr<Cache>> Create(const CacheOptions& options, TransportProvider provider);
   virtual ~Cache() = default;
 
-  // Appends [B, H, q, D] to `layer` and returns all of its keys and values, [B, H, S + q, D] each, for use by this layer's
-  // attention alone: the next layer may reuse the memory once nobody holds the tensors.
+  // Appends [B, H, q, D] to `layer` and returns all of its keys and values, [B, H, S + q, D] each, for use by this
+  // layer's attention alone: the next layer may reuse the memory once nobody holds the tensors.
   //   RESOURCE_EXHAUSTED  the device bound or the store is full; nothing was changed or allocated.
-  //   UNAVAILABLE, DEADLINE_EXCEEDED, DATA_LOSS, NOT_FOUND  blocks could not be had; the message names the store and the
+  //   UNAVAILABLE, DEADLINE_EXCEEDED, DATA_LOSS, NOT_FOUND  blocks could not be had; the message names the store and
+  //   the
   //                       number of tokens to recompute. The cache stays as it was before this layer's update.
   virtual absl::StatusOr<std::pair<at::Tensor, at::Tensor>> Update(const at::Tensor& k, const at::Tensor& v,
                                                                    int layer) = 0;
 
-  // Row i starts at column starts[i]: what comes before are left pads, which attention masks; they are stored nowhere, so
-  // that equal rows have equal blocks whatever their padding. FAILED_PRECONDITION unless the cache is empty; the batch is
-  // fixed by it. Without this call pads are columns like any other.
+  // Row i starts at column starts[i]: what comes before are left pads, which attention masks; they are stored nowhere,
+  // so that equal rows have equal blocks whatever their padding. FAILED_PRECONDITION unless the cache is empty; the
+  // batch is fixed by it. Without this call pads are columns like any other.
   virtual absl::Status SetRowStarts(const std::vector<int64_t>& starts) = 0;
 
   // Tokens held by the layer; 0 for one never updated. Local, never a call to the store.
@@ -90,9 +92,11 @@ class Cache {
 
   // Removes the last `n` >= 0 tokens of every layer; more than are held empties the cache.
   virtual absl::Status Crop(int64_t n) = 0;
-  // Row i becomes what row rows[i] was: reorder, select and repeat in one. `rows` may be shorter or longer than the batch.
+  // Row i becomes what row rows[i] was: reorder, select and repeat in one. `rows` may be shorter or longer than the
+  // batch.
   virtual absl::Status SelectRows(const std::vector<int64_t>& rows) = 0;
-  // A cache of its own with the same contents: chunks are shared, device buffers are shared until one of the two writes.
+  // A cache of its own with the same contents: chunks are shared, device buffers are shared until one of the two
+  // writes.
   virtual absl::StatusOr<std::unique_ptr<Cache>> Fork() = 0;
   // Empty as after Create. Never fails.
   virtual void Reset() = 0;

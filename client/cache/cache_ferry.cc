@@ -49,7 +49,8 @@ const KeysValues& CacheImpl::ShapeOf(int layer) const {
 }
 
 int64_t CacheImpl::TailColumns() const {
-  const bool equal = std::all_of(rows_.begin(), rows_.end(), [&](const CacheRow& r) { return r.start == rows_[0].start; });
+  const bool equal =
+      std::all_of(rows_.begin(), rows_.end(), [&](const CacheRow& r) { return r.start == rows_[0].start; });
   return options_.block_tokens * (equal ? 1 : 2);
 }
 
@@ -96,9 +97,10 @@ absl::StatusOr<int> CacheImpl::ResidentLayersFor(int64_t columns, int64_t batch)
   input.depth = transport_->fetch_copies() ? Depth() + 1 : 0;
   const int resident = LayersWithin(input, limit, *options_.device_memory);
   if (resident >= 0) return resident;
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "device_memory is ", *options_.device_memory, " bytes, expected at least ", DeviceBytesNeeded(input, 0), " for ",
-      columns, " tokens of ", batch, " rows with no layer resident; nothing was allocated: raise device_memory or shorten the sequence"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("device_memory is ", *options_.device_memory, " bytes, expected at least ",
+                   DeviceBytesNeeded(input, 0), " for ", columns, " tokens of ", batch,
+                   " rows with no layer resident; nothing was allocated: raise device_memory or shorten the sequence"));
 }
 
 absl::Status CacheImpl::Connect() {
@@ -114,7 +116,8 @@ absl::Status CacheImpl::CheckEpoch() {
   const bool all_here = std::all_of(layers_.begin(), layers_.end(), [](const CacheLayerState& state) {
     return state.resident || state.plain || state.length == 0;
   });
-  const bool nothing_there = std::all_of(rows_.begin(), rows_.end(), [](const CacheRow& row) { return row.chunks.empty(); });
+  const bool nothing_there =
+      std::all_of(rows_.begin(), rows_.end(), [](const CacheRow& row) { return row.chunks.empty(); });
   if (!all_here && !nothing_there) return Lost(absl::UnavailableError("its chunks are gone"));
   ForgetTable();
   epoch_ = transport_->epoch();
@@ -147,8 +150,7 @@ absl::Status CacheImpl::OpenNamespace() {
       return absl::InvalidArgumentError(
           absl::StrCat("layer ", l, " has dtype ", own.dtype, ", expected ", spec.dtype, " as layer 0"));
     }
-    group.layers.push_back(
-        {{DescribePart(shape.k, spec.dtype_bytes), DescribePart(shape.v, spec.dtype_bytes)}});
+    group.layers.push_back({{DescribePart(shape.k, spec.dtype_bytes), DescribePart(shape.v, spec.dtype_bytes)}});
   }
   spec.groups.push_back(std::move(group));
   KVFERRY_ASSIGN_OR_RETURN(namespace_, transport_->OpenNamespace(spec, absl::Now() + options_.full_timeout));
@@ -215,8 +217,8 @@ void CacheImpl::PutEntries(CacheLayerState& state, const KeysValues& full, int l
   std::vector<CachedChunk*> chunks;
   for (size_t r = 0; r < rows_.size(); ++r) {
     const CacheRow& row = rows_[r];
-    for (int64_t& i = state.cut[r]; i < static_cast<int64_t>(row.chunks.size()) && row.start + (i + 1) * t <= state.length;
-         ++i) {
+    for (int64_t& i = state.cut[r];
+         i < static_cast<int64_t>(row.chunks.size()) && row.start + (i + 1) * t <= state.length; ++i) {
       CachedChunk* chunk = row.chunks[static_cast<size_t>(i)].get();
       if (!chunk->Claim(layer)) break;  // another row's tokens lie there: this row keeps its own on the device
       chunks.push_back(chunk);
@@ -249,8 +251,8 @@ absl::Status CacheImpl::Demote(int layer) {
   return absl::OkStatus();
 }
 
-// The layers are not what the first one promised: what has been put comes back, and after this forward pass the namespace
-// is opened with the shapes seen.
+// The layers are not what the first one promised: what has been put comes back, and after this forward pass the
+// namespace is opened with the shapes seen.
 absl::Status CacheImpl::Relearn(int layer) {
   for (int l = 0; l < layers(); ++l) {
     CacheLayerState& state = layers_[static_cast<size_t>(l)];

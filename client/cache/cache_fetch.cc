@@ -115,7 +115,8 @@ void CacheImpl::DropAllAhead() {
 absl::Status CacheImpl::Lost(const absl::Status& status) const {
   const bool gone = transport_->epoch() != epoch_;
   const std::string what =
-      gone ? absl::StrCat("the store ", transport_->url(), " was restarted or has ended our session (", std::string(status.message()), ")")
+      gone ? absl::StrCat("the store ", transport_->url(), " was restarted or has ended our session (",
+                          std::string(status.message()), ")")
            : std::string(status.message());
   absl::StatusCode code = status.code();
   if (gone) {

@@ -23,8 +23,8 @@
 
 namespace kvferry {
 
-// A row of the batch: entry i of its table covers columns [start + i*T, start + (i+1)*T). Columns before `start` are left
-// pads that are stored nowhere and read as zeros.
+// A row of the batch: entry i of its table covers columns [start + i*T, start + (i+1)*T). Columns before `start` are
+// left pads that are stored nowhere and read as zeros.
 struct CacheRow {
   int64_t start = 0;
   std::vector<std::shared_ptr<CachedChunk>> chunks;
@@ -42,9 +42,9 @@ struct CacheLayerState {
   KeysValues grad;
   GrowBuffer buffer;
   int64_t base = 0;
-  std::vector<int64_t> cut;                           // by row
-  std::vector<std::shared_ptr<CachedChunk>> refill;   // by row; null: nothing to read back
-  KeysValues shape;                                   // empty tensors [B, H, 0, D] of the layer's dtypes and device
+  std::vector<int64_t> cut;                          // by row
+  std::vector<std::shared_ptr<CachedChunk>> refill;  // by row; null: nothing to read back
+  KeysValues shape;                                  // empty tensors [B, H, 0, D] of the layer's dtypes and device
 };
 
 class CacheImpl final : public Cache {
@@ -130,17 +130,17 @@ class CacheImpl final : public Cache {
 
   std::vector<CacheRow> rows_;
   std::vector<CacheLayerState> layers_;
-  int64_t planned_ = 0;      // columns that Plan has made room for
-  uint64_t version_ = 0;     // of the tables: every operation on rows changes it
+  int64_t planned_ = 0;          // columns that Plan has made room for
+  uint64_t version_ = 0;         // of the tables: every operation on rows changes it
   int resident_ = kMaxResident;  // R: the most layers that may be resident; only ever lowered until Reset
-  bool learnt_ = false;      // the number and shapes of the layers are known
-  bool ferrying_ = false;    // full blocks are put as they complete
-  int torn_layer_ = -1;      // a forward pass failed at this layer after others had advanced
+  bool learnt_ = false;          // the number and shapes of the layers are known
+  bool ferrying_ = false;        // full blocks are put as they complete
+  int torn_layer_ = -1;          // a forward pass failed at this layer after others had advanced
 
   std::shared_ptr<Transport> transport_;  // null until the first block has to leave
   uint64_t epoch_ = 0;                    // of the transport when the first entry was reserved
   std::optional<NamespaceId> namespace_;
-  size_t refused_entries_ = 0;            // how many were missing when the store last had no room
+  size_t refused_entries_ = 0;  // how many were missing when the store last had no room
   RingSlot ring_{&ledger_};
   int ring_layer_ = -1;
   std::deque<Ahead> ahead_;

@@ -90,8 +90,8 @@ absl::Status CacheImpl::SelectRows(const std::vector<int64_t>& rows) {
   ++version_;
   ring_layer_ = -1;
   rows_ = Selected(rows_, rows);
-  const at::Tensor index =
-      at::from_blob(const_cast<int64_t*>(rows.data()), {static_cast<int64_t>(rows.size())}, at::TensorOptions(c10::kLong));
+  const at::Tensor index = at::from_blob(const_cast<int64_t*>(rows.data()), {static_cast<int64_t>(rows.size())},
+                                         at::TensorOptions(c10::kLong));
   for (CacheLayerState& state : layers_) {
     state.cut = Selected(state.cut, rows);
     state.refill = Selected(state.refill, rows);
@@ -101,7 +101,9 @@ absl::Status CacheImpl::SelectRows(const std::vector<int64_t>& rows) {
       state.grad = {state.grad.k.index_select(0, there), state.grad.v.index_select(0, there)};
     }
     if (!state.shape.defined()) continue;
-    const auto resized = [&](const at::Tensor& like) { return EmptyLike(like, {batch(), like.size(1), 0, like.size(3)}); };
+    const auto resized = [&](const at::Tensor& like) {
+      return EmptyLike(like, {batch(), like.size(1), 0, like.size(3)});
+    };
     state.shape = {resized(state.shape.k), resized(state.shape.v)};
   }
   return absl::OkStatus();

@@ -13,9 +13,9 @@ absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Update(const at::Te
                                                                     int layer) {
   KVFERRY_RETURN_IF_ERROR(CheckUpdate(k, v, layer));
   if (torn_layer_ >= 0) {
-    return absl::FailedPreconditionError(absl::StrCat("a forward pass failed at layer ", torn_layer_,
-                                                      " after earlier layers had grown: call reset() and run the model on all ",
-                                                      MaxLength(), " tokens again"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "a forward pass failed at layer ", torn_layer_,
+        " after earlier layers had grown: call reset() and run the model on all ", MaxLength(), " tokens again"));
   }
   std::vector<int64_t> starts;
   for (const CacheRow& row : rows_) starts.push_back(row.start);
@@ -93,8 +93,9 @@ absl::StatusOr<KeysValues> CacheImpl::UpdatePlain(const KeysValues& added, int l
     state.buffer.Clear();
     state.refill.assign(rows_.size(), nullptr);
   }
-  state.grad = state.grad.defined() ? KeysValues{at::cat({state.grad.k, added.k}, 2), at::cat({state.grad.v, added.v}, 2)}
-                                    : added;
+  state.grad = state.grad.defined()
+                   ? KeysValues{at::cat({state.grad.k, added.k}, 2), at::cat({state.grad.v, added.v}, 2)}
+                   : added;
   state.length += added.k.size(2);
   return state.grad;
 }

@@ -20,7 +20,8 @@ class PutTracker {
   void Start(int layer, uint64_t bytes);
   void Finish(int layer, uint64_t bytes, const absl::Status& status);
 
-  // Waits until at most `limit` layers other than `except` have unacknowledged blocks. DEADLINE_EXCEEDED if not in time.
+  // Waits until at most `limit` layers other than `except` have unacknowledged blocks. DEADLINE_EXCEEDED if not in
+  // time.
   absl::Status WaitForLayers(int limit, int except, absl::Time deadline);
   bool Pending(int layer) const;
   int PendingLayers(int except) const;

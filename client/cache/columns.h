@@ -1,5 +1,5 @@
-// Moving columns (tokens) of [B, H, S, D] tensors between one another and packed blocks. All copies of the cache happen here:
-// on a CPU they run on the model's own intra-op threads, elsewhere through the tensor library.
+// Moving columns (tokens) of [B, H, S, D] tensors between one another and packed blocks. All copies of the cache happen
+// here: on a CPU they run on the model's own intra-op threads, elsewhere through the tensor library.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ struct KeysValues {
 // A tensor without gradient history and outside inference mode, whatever the caller is in.
 at::Tensor EmptyLike(const at::Tensor& like, at::IntArrayRef sizes);
 
-// Copies columns [from_column, from_column + n) of `from` to columns starting at `to_column` of `to`; all rows and heads.
+// Copies columns [from_column, from_column + n) of `from` to columns starting at `to_column` of `to`; all rows and
+// heads.
 void CopyColumns(const at::Tensor& from, int64_t from_column, const at::Tensor& to, int64_t to_column, int64_t n);
 
 // One block to pack: T columns of `row` from `column` on, K then V, each [H, T, D]. `checksum` is the result.

@@ -1,4 +1,5 @@
-// The extension module kvferry._core: stores and their transports, without torch. Private: kvferry/store.py is what people use.
+// The extension module kvferry._core: stores and their transports, without torch. Private: kvferry/store.py is what
+// people use.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

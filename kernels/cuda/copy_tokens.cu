@@ -1,8 +1,8 @@
-#include "kernels/cuda/copy_tokens.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+
+#include "kernels/cuda/copy_tokens.h"
 
 namespace kvferry {
 namespace {
@@ -30,8 +30,8 @@ __global__ void CopyTokensKernel(ConstTokenRows from, TokenRows to, TokenExtent 
 bool Aligned(const ConstTokenRows& from, const TokenRows& to, const TokenExtent& extent, int64_t unit) {
   const auto source = static_cast<int64_t>(reinterpret_cast<uintptr_t>(from.data));
   const auto target = static_cast<int64_t>(reinterpret_cast<uintptr_t>(to.data));
-  const int64_t values[] = {source,          target,           from.head_stride,  from.token_stride,
-                            to.head_stride,  to.token_stride,  extent.token_bytes};
+  const int64_t values[] = {source,         target,          from.head_stride,  from.token_stride,
+                            to.head_stride, to.token_stride, extent.token_bytes};
   return std::all_of(std::begin(values), std::end(values), [unit](int64_t v) { return v % unit == 0; });
 }
 

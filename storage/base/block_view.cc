@@ -31,8 +31,9 @@ void BlockView::CopyTo(uint64_t offset, uint64_t n, uint8_t* to) const {
 absl::Status BlockView::Verify() const {
   const uint64_t found = BlockChecksum(absl::MakeConstSpan(pieces_));
   if (found == checksum_) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("block of ", size_, " bytes has checksum ", absl::Hex(found, absl::kZeroPad16),
-                                          ", its writer's is ", absl::Hex(checksum_, absl::kZeroPad16)));
+  return absl::DataLossError(absl::StrCat("block of ", size_, " bytes has checksum ",
+                                          absl::Hex(found, absl::kZeroPad16), ", its writer's is ",
+                                          absl::Hex(checksum_, absl::kZeroPad16)));
 }
 
 }  // namespace kvferry

@@ -1,5 +1,5 @@
-// XXH3 compiled for AVX2. No header of ours or of Abseil here: an inline function compiled with these flags could be the
-// copy that the linker keeps, and would fail on a processor without AVX2.
+// XXH3 compiled for AVX2. No header of ours or of Abseil here: an inline function compiled with these flags could be
+// the copy that the linker keeps, and would fail on a processor without AVX2.
 #include <cstddef>
 #include <cstdint>
 

@@ -9,7 +9,8 @@
 namespace kvferry {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the image is little-endian and written as it lies in memory");
+static_assert(std::endian::native == std::endian::little,
+              "the image is little-endian and written as it lies in memory");
 
 // What lies before the checksums. The table of offsets is in storage/README.md; a change here is a new version.
 struct FixedHeader {
@@ -61,9 +62,7 @@ ChunkLayout ChunkLayout::For(const NamespaceSpec& spec, int group) {
   return layout;
 }
 
-uint64_t EncodedHeaderSize(size_t slots) {
-  return sizeof(FixedHeader) + slots * sizeof(uint64_t) + sizeof(uint64_t);
-}
+uint64_t EncodedHeaderSize(size_t slots) { return sizeof(FixedHeader) + slots * sizeof(uint64_t) + sizeof(uint64_t); }
 
 void EncodeHeader(const ChunkHeader& header, MutableByteView image) {
   FixedHeader fixed = {};
@@ -95,8 +94,8 @@ absl::StatusOr<ChunkHeader> DecodeHeader(ByteView image) {
   std::memcpy(&fixed, image.data(), sizeof(fixed));
   if (fixed.magic != kChunkImageMagic) return Bad("magic", fixed.magic, absl::StrCat(kChunkImageMagic));
   if (fixed.version != kChunkImageVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("chunk header: version is ", fixed.version,
-                                                      ", this build reads ", kChunkImageVersion));
+    return absl::FailedPreconditionError(
+        absl::StrCat("chunk header: version is ", fixed.version, ", this build reads ", kChunkImageVersion));
   }
   const uint64_t size = EncodedHeaderSize(fixed.slots);  // slots has 32 bits: no overflow
   if (image.size() < size) return Bad("size", image.size(), absl::StrCat(size, " for ", fixed.slots, " slots"));
@@ -123,7 +122,8 @@ absl::StatusOr<ChunkHeader> DecodeHeader(ByteView image) {
   header.tokens = fixed.tokens;
   header.image_bytes = fixed.image_bytes;
   header.checksums.resize(fixed.slots);
-  if (fixed.slots != 0) std::memcpy(header.checksums.data(), image.data() + sizeof(fixed), fixed.slots * sizeof(uint64_t));
+  if (fixed.slots != 0)
+    std::memcpy(header.checksums.data(), image.data() + sizeof(fixed), fixed.slots * sizeof(uint64_t));
   return header;
 }
 

@@ -56,7 +56,8 @@ uint64_t EncodedHeaderSize(size_t slots);
 // Writes `header` to the start of `image`. REQUIRES: image.size() >= EncodedHeaderSize(header.checksums.size()).
 void EncodeHeader(const ChunkHeader& header, MutableByteView image);
 
-// DATA_LOSS if the bytes are no header, are cut, or do not have their checksum; FAILED_PRECONDITION for another version.
+// DATA_LOSS if the bytes are no header, are cut, or do not have their checksum; FAILED_PRECONDITION for another
+// version.
 absl::StatusOr<ChunkHeader> DecodeHeader(ByteView image);
 
 }  // namespace kvferry

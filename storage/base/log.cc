@@ -22,9 +22,9 @@ bool LogEnabled(LogLevel level) { return static_cast<int>(level) >= min_level.lo
 void Log(LogLevel level, absl::string_view message) {
   if (!LogEnabled(level)) return;
   const char letter = "DIWE"[static_cast<int>(level) & 3];
-  const std::string line = absl::StrCat(
-      absl::string_view(&letter, 1), " ",
-      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()), " ", message, "\n");
+  const std::string line =
+      absl::StrCat(absl::string_view(&letter, 1), " ",
+                   absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()), " ", message, "\n");
   // Nobody is there to be told if stderr is closed.
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
 }

@@ -32,14 +32,14 @@ class LogGate {
 }  // namespace kvferry
 
 // `message` is evaluated only if the line is written.
-#define KVFERRY_LOG(level, message)                                                                  \
-  do {                                                                                               \
+#define KVFERRY_LOG(level, message)                                                                               \
+  do {                                                                                                            \
     if (::kvferry::LogEnabled(::kvferry::LogLevel::level)) ::kvferry::Log(::kvferry::LogLevel::level, (message)); \
   } while (false)
-#define KVFERRY_LOG_EVERY(level, interval, message)                                                         \
-  do {                                                                                                      \
-    static ::kvferry::LogGate kvferry_gate(interval);                                                       \
-    if (::kvferry::LogEnabled(::kvferry::LogLevel::level) && kvferry_gate.Open())                           \
-      ::kvferry::Log(::kvferry::LogLevel::level, (message));                                                \
+#define KVFERRY_LOG_EVERY(level, interval, message)                               \
+  do {                                                                            \
+    static ::kvferry::LogGate kvferry_gate(interval);                             \
+    if (::kvferry::LogEnabled(::kvferry::LogLevel::level) && kvferry_gate.Open()) \
+      ::kvferry::Log(::kvferry::LogLevel::level, (message));                      \
   } while (false)
 #define KVFERRY_LOG_ONCE(level, message) KVFERRY_LOG_EVERY(level, ::absl::InfiniteDuration(), message)

@@ -116,8 +116,8 @@ uint64_t NamespaceSpec::BlockBytes(int group, int layer) const {
 
 absl::Status Validate(const NamespaceSpec& spec) {
   if (spec.scheme != NamespaceSpec::kScheme) {
-    return absl::FailedPreconditionError(absl::StrCat("namespace spec: scheme is ", spec.scheme,
-                                                      ", this store speaks ", NamespaceSpec::kScheme));
+    return absl::FailedPreconditionError(
+        absl::StrCat("namespace spec: scheme is ", spec.scheme, ", this store speaks ", NamespaceSpec::kScheme));
   }
   KVFERRY_RETURN_IF_ERROR(Named("model", spec.model, 0));
   KVFERRY_RETURN_IF_ERROR(Named("dtype", spec.dtype, 1));

@@ -42,11 +42,11 @@ struct NamespaceSpec {
   static constexpr uint32_t kScheme = 1;  // version of this struct's meaning, of its hash and of the prefix keys
 
   uint32_t scheme = kScheme;
-  std::string model;    // identity of the weights; empty: none known, so nothing can be published under a prefix key
-  std::string dtype;    // "float32", "bfloat16", ...: the element type of the blocks
+  std::string model;  // identity of the weights; empty: none known, so nothing can be published under a prefix key
+  std::string dtype;  // "float32", "bfloat16", ...: the element type of the blocks
   uint32_t dtype_bytes = 0;
   std::string codec = "raw";
-  std::string rope;     // regime of the positions baked into K; empty where the model has one only
+  std::string rope;           // regime of the positions baked into K; empty where the model has one only
   uint32_t block_tokens = 0;  // T
   uint32_t shards = 1;        // KV shards (tensor-parallel ranks with different heads)
   std::vector<GroupSpec> groups;
@@ -56,8 +56,8 @@ struct NamespaceSpec {
   uint64_t BlockBytes(int group, int layer) const;
 };
 
-// INVALID_ARGUMENT naming the field, its value and what was expected; FAILED_PRECONDITION for another scheme. Bounds every
-// count, so that what follows from a valid spec (sizes, layouts) cannot overflow.
+// INVALID_ARGUMENT naming the field, its value and what was expected; FAILED_PRECONDITION for another scheme. Bounds
+// every count, so that what follows from a valid spec (sizes, layouts) cannot overflow.
 absl::Status Validate(const NamespaceSpec& spec);
 
 // Canonical bytes: every field tagged and length-prefixed, so distinct specs never meet.

@@ -6,8 +6,6 @@
 #include <random>
 #include <vector>
 
-
-
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

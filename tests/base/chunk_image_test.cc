@@ -36,13 +36,24 @@ TEST(ChunkImage, HeaderGolden) {
   const std::string hex =
       absl::BytesToHexString(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size() - 8));
   EXPECT_EQ(hex,
-            "4b564643" "0100" "0102" "0102030405060708"  // magic, version, flags, seq
-            "1100000000000000" "1200000000000000"        // namespace
-            "1300000000000000" "1400000000000000"        // key
-            "1700000000000000" "1800000000000000"        // parent
-            "1500" "1600" "40000000" "02000000" "00000000"  // group, shard, tokens, slots, reserved
-            "0020000000000000"                           // image bytes
-            "aa00000000000000" "bb00000000000000");      // checksums
+            "4b564643"
+            "0100"
+            "0102"
+            "0102030405060708"  // magic, version, flags, seq
+            "1100000000000000"
+            "1200000000000000"  // namespace
+            "1300000000000000"
+            "1400000000000000"  // key
+            "1700000000000000"
+            "1800000000000000"  // parent
+            "1500"
+            "1600"
+            "40000000"
+            "02000000"
+            "00000000"          // group, shard, tokens, slots, reserved
+            "0020000000000000"  // image bytes
+            "aa00000000000000"
+            "bb00000000000000");  // checksums
   uint64_t checksum = 0;
   for (int i = 7; i >= 0; --i) checksum = checksum << 8 | bytes[104 + i];
   EXPECT_EQ(checksum, HeaderChecksum(ByteView(bytes).subspan(0, 104)));

@@ -30,8 +30,9 @@ TEST(Key, TheHighestBitTellsLiveFromPrefix) {
 TEST(Key, EveryFieldDistinguishes) {
   const ChunkKey base{{1, 2}, {3, 4}, 5, 6};
   absl::flat_hash_set<ChunkKey> keys = {base};
-  for (ChunkKey other : {ChunkKey{{9, 2}, {3, 4}, 5, 6}, ChunkKey{{1, 9}, {3, 4}, 5, 6}, ChunkKey{{1, 2}, {9, 4}, 5, 6},
-                         ChunkKey{{1, 2}, {3, 9}, 5, 6}, ChunkKey{{1, 2}, {3, 4}, 9, 6}, ChunkKey{{1, 2}, {3, 4}, 5, 9}}) {
+  for (ChunkKey other :
+       {ChunkKey{{9, 2}, {3, 4}, 5, 6}, ChunkKey{{1, 9}, {3, 4}, 5, 6}, ChunkKey{{1, 2}, {9, 4}, 5, 6},
+        ChunkKey{{1, 2}, {3, 9}, 5, 6}, ChunkKey{{1, 2}, {3, 4}, 9, 6}, ChunkKey{{1, 2}, {3, 4}, 5, 9}}) {
     EXPECT_NE(other, base);
     EXPECT_TRUE(keys.insert(other).second);
   }

@@ -20,20 +20,56 @@ TEST(NamespaceSpec, CanonicalBytesGolden) {
   NamespaceSpec spec = SmallSpec(1, 2, 8, 4, "m");
   spec.rope.assign(1, 'r');
   EXPECT_EQ(absl::BytesToHexString(Canonical(spec)),
-            "01" "04000000" "01000000"          // scheme
-            "02" "01000000" "6d"                // model
-            "03" "07000000" "666c6f61743332"    // dtype
-            "04" "04000000" "04000000"          // dtype_bytes
-            "05" "03000000" "726177"            // codec
-            "06" "01000000" "72"                // rope
-            "07" "04000000" "04000000"          // block_tokens
-            "08" "04000000" "01000000"          // shards
-            "09" "45000000"                     // group
-            "01" "04000000" "00000000"          //   retention
-            "02" "04000000" "00000000"          //   window
-            "03" "2e000000"                     //   layer, with K and V
-            "01" "12000000" "01" "04000000" "02000000" "02" "04000000" "08000000"
-            "01" "12000000" "01" "04000000" "02000000" "02" "04000000" "08000000");
+            "01"
+            "04000000"
+            "01000000"  // scheme
+            "02"
+            "01000000"
+            "6d"  // model
+            "03"
+            "07000000"
+            "666c6f61743332"  // dtype
+            "04"
+            "04000000"
+            "04000000"  // dtype_bytes
+            "05"
+            "03000000"
+            "726177"  // codec
+            "06"
+            "01000000"
+            "72"  // rope
+            "07"
+            "04000000"
+            "04000000"  // block_tokens
+            "08"
+            "04000000"
+            "01000000"  // shards
+            "09"
+            "45000000"  // group
+            "01"
+            "04000000"
+            "00000000"  //   retention
+            "02"
+            "04000000"
+            "00000000"  //   window
+            "03"
+            "2e000000"  //   layer, with K and V
+            "01"
+            "12000000"
+            "01"
+            "04000000"
+            "02000000"
+            "02"
+            "04000000"
+            "08000000"
+            "01"
+            "12000000"
+            "01"
+            "04000000"
+            "02000000"
+            "02"
+            "04000000"
+            "08000000");
 }
 
 TEST(NamespaceSpec, HashGolden) {
@@ -96,7 +132,9 @@ TEST(NamespaceSpec, ABadFieldIsNamedWithItsValue) {
       {[](NamespaceSpec& s) { s.groups[0].window = 5; }, "window"},
       {[](NamespaceSpec& s) { s.groups[0].retention = Retention::kWindow; }, "window is 0"},
       {[](NamespaceSpec& s) { s.groups[0].retention = static_cast<Retention>(7); }, "retention is 7"},
-      {[](NamespaceSpec& s) { s.block_tokens = 4096, s.groups[0].layers[0].parts[0] = {1 << 16, 1 << 20}; },
+      {[](NamespaceSpec& s) {
+         s.block_tokens = 4096, s.groups[0].layers[0].parts[0] = {1 << 16, 1 << 20};
+       },
        "bytes of a block is"},
   };
   for (const Case& c : cases) {

@@ -2,8 +2,8 @@
 //
 //   kvferry-bench [--quick] URL...      embedded://, unix:///path, grpc://host:port
 //
-// Prints the array of results that tests/bench/run.py collects. Rounds of all planes and of memcpy follow one another, so
-// that a machine that drifts does so for all; figures are medians.
+// Prints the array of results that tests/bench/run.py collects. Rounds of all planes and of memcpy follow one another,
+// so that a machine that drifts does so for all; figures are medians.
 #include <algorithm>
 #include <cstring>
 #include <iostream>
@@ -42,7 +42,8 @@ class AckCounter {
   absl::Status WaitFor(int n, absl::Time deadline) {
     MutexLock lock(&mu_);
     while (done_ < n && status_.ok()) {
-      if (changed_.WaitUntil(&mu_, deadline) && done_ < n) return absl::DeadlineExceededError("puts were not acknowledged");
+      if (changed_.WaitUntil(&mu_, deadline) && done_ < n)
+        return absl::DeadlineExceededError("puts were not acknowledged");
     }
     return status_;
   }
@@ -147,8 +148,8 @@ absl::StatusOr<double> Rate(uint64_t bytes, Call call) {
 
 std::string Result(const std::string& name, double value, double reference) {
   return absl::StrFormat(
-      R"({"name": "%s", "value": %.3f, "unit": "GB/s", "against": "memcpy", "limit": null, "ratio": %.3f})", name, value,
-      value / reference);
+      R"({"name": "%s", "value": %.3f, "unit": "GB/s", "against": "memcpy", "limit": null, "ratio": %.3f})", name,
+      value, value / reference);
 }
 
 absl::Status Measure(const std::vector<std::string>& urls, const std::vector<std::shared_ptr<Transport>>& transports,

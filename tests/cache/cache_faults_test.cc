@@ -91,7 +91,8 @@ TEST_F(CacheFaultsTest, LostBlockSaysWhatToDo) {
   store_->fail_fetch_after = 5;  // the first layer reads four
   const absl::Status lost = Forward(1);
   EXPECT_EQ(lost.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(lost.message()), testing::AllOf(HasSubstr("embedded://"), HasSubstr("10 tokens"), HasSubstr("reset()")));
+  EXPECT_THAT(std::string(lost.message()),
+              testing::AllOf(HasSubstr("embedded://"), HasSubstr("10 tokens"), HasSubstr("reset()")));
   // Layer 0 has grown and the others have not: no further pass can be right.
   store_->fail_fetch_after = -1;
   const absl::Status torn = Forward(1);
@@ -159,7 +160,8 @@ TEST_F(CacheFaultsTest, RestartedStoreThatHeldBlocks) {
   ++store_->epoch_added;
   const absl::Status gone = Forward(1);
   EXPECT_EQ(gone.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(gone.message()), testing::AllOf(HasSubstr("restarted"), HasSubstr("9 tokens"), HasSubstr("reset()")));
+  EXPECT_THAT(std::string(gone.message()),
+              testing::AllOf(HasSubstr("restarted"), HasSubstr("9 tokens"), HasSubstr("reset()")));
   cache_->Reset();
   oracle_.Reset();
   EXPECT_TRUE(Forward(9).ok()) << "the same cache works again";

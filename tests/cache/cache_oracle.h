@@ -1,5 +1,5 @@
-// What transformers' DynamicCache computes, in the tensor library's own words: concatenate, narrow, select. The caches are
-// compared with it bit for bit.
+// What transformers' DynamicCache computes, in the tensor library's own words: concatenate, narrow, select. The caches
+// are compared with it bit for bit.
 #pragma once
 
 #include <cstdint>

@@ -90,7 +90,8 @@ TEST_F(CacheTest, RowOperationsSendAndReadNoByte) {
   EXPECT_EQ(store_->commits, commits);
   EXPECT_EQ(store_->blocks_fetched, fetched);
   Forward(*cache, oracle, 1);
-  EXPECT_EQ(store_->blocks_fetched - fetched, 3 * 2) << "two rows that share two chunks fetch them once for each of 3 layers";
+  EXPECT_EQ(store_->blocks_fetched - fetched, 3 * 2)
+      << "two rows that share two chunks fetch them once for each of 3 layers";
 }
 
 TEST_F(CacheTest, CropOverABlocksEdgeReadsOnePartialBlockARowAndLayer) {
@@ -192,7 +193,8 @@ TEST_F(CacheTest, LayersOfOtherShapesThanTheFirstAreLearnt_B78) {
   for (const int64_t tokens : {9, 1, 1, 6}) {
     for (int l = 0; l < kLayers; ++l) {
       const auto [heads, k_dim, v_dim] = shape(l);
-      const at::Tensor k = RandomStates(random_, 2, heads, tokens, k_dim), v = RandomStates(random_, 2, heads, tokens, v_dim);
+      const at::Tensor k = RandomStates(random_, 2, heads, tokens, k_dim),
+                       v = RandomStates(random_, 2, heads, tokens, v_dim);
       auto full = cache->Update(k, v, l);
       ASSERT_TRUE(full.ok()) << full.status();
       const OracleLayer expected = oracle.Update(k, v, l);

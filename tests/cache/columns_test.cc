@@ -47,7 +47,8 @@ TEST(ColumnsTest, PackAndUnpackEveryShape_B77) {
           ASSERT_TRUE(SameBits(to.k[0].narrow(1, 2 * t, t), k));
           ASSERT_TRUE(SameBits(to.v[0].narrow(1, 2 * t, t), v));
           ASSERT_TRUE(SameBits(to.k[1], before[1])) << "the other row was touched";
-          ASSERT_TRUE(SameBits(to.k[0].narrow(1, 0, 2 * t), before[0].narrow(1, 0, 2 * t))) << "other columns were touched";
+          ASSERT_TRUE(SameBits(to.k[0].narrow(1, 0, 2 * t), before[0].narrow(1, 0, 2 * t)))
+              << "other columns were touched";
         }
       }
     }
@@ -66,8 +67,8 @@ TEST(ColumnsTest, PacksStridedElements) {
   EXPECT_EQ(std::memcmp(bytes.data(), k.const_data_ptr(), k.nbytes()), 0);
 }
 
-// The copies of a step run on the model's threads: at::parallel_for in our objects is not the serial stand-in that it is
-// without OpenMP, and it is the tensor library's own runtime (its thread count is obeyed).
+// The copies of a step run on the model's threads: at::parallel_for in our objects is not the serial stand-in that it
+// is without OpenMP, and it is the tensor library's own runtime (its thread count is obeyed).
 TEST(ColumnsTest, CopiesRunOnTheIntraOpThreads) {
   at::set_num_threads(2);
   Mutex mu;

@@ -128,8 +128,8 @@ TEST(GrpcFaultsTest, KilledAndStartedAgainTenTimes) {
     EXPECT_EQ(Bytes(*block), Pattern(103, kBlock));
     EXPECT_EQ(GetOne(transport.get(), {chunk, 0}).status().code(), Code::kNotFound);
     EXPECT_EQ(Put((*writers)[0].get(), 0, 1).code(), commits.stored + commits.unavailable == 32
-                                                          ? Code::kFailedPrecondition  // committed before
-                                                          : Code::kUnavailable);
+                                                         ? Code::kFailedPrecondition  // committed before
+                                                         : Code::kUnavailable);
     transport->Release({again});
   }
   EXPECT_GE(transport->Stats().reconnects, 10u);
@@ -227,7 +227,8 @@ TEST(GrpcFaultsTest, ASilentStoreIsLeftAndTheSessionResumed) {
   EXPECT_GE(transport->Stats().reconnects, 1u);
 }
 
-// A client that is stopped for longer than the heartbeat limit, and than the deadline of what it was doing, loses nothing.
+// A client that is stopped for longer than the heartbeat limit, and than the deadline of what it was doing, loses
+// nothing.
 TEST(GrpcFaultsTest, AStoppedClientLosesNothing) {
   ChildDaemon daemon(Flags());
   const std::string url = daemon.unix_url();

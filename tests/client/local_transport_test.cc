@@ -39,7 +39,8 @@ TEST(LocalTransportTest, ConnectsByUrl) {
 }
 
 TEST(LocalTransportTest, RefusesOtherUrlsAndOptions) {
-  for (const std::string url : {"embedded", "http://x:1", "unix://relative", "grpc://host", "grpc://:1", "grpc://h:x", ""}) {
+  for (const std::string url :
+       {"embedded", "http://x:1", "unix://relative", "grpc://host", "grpc://:1", "grpc://h:x", ""}) {
     const absl::Status status = Connect(url, {}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << url;
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("\"" + url + "\""));

@@ -1,5 +1,5 @@
-// A client process for tests: `probe_client read URL` reads what GrpcTransportTest published; `probe_client stop URL` has
-// itself stopped in the middle of everything and finds nothing lost. Exit status 0: all is well.
+// A client process for tests: `probe_client read URL` reads what GrpcTransportTest published; `probe_client stop URL`
+// has itself stopped in the middle of everything and finds nothing lost. Exit status 0: all is well.
 #include <signal.h>
 #include <unistd.h>
 
@@ -11,12 +11,12 @@
 namespace kvferry {
 namespace {
 
-#define CHECK_THAT(condition)                                              \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);      \
-      return 1;                                                            \
-    }                                                                      \
+#define CHECK_THAT(condition)                                         \
+  do {                                                                \
+    if (!(condition)) {                                               \
+      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      return 1;                                                       \
+    }                                                                 \
   } while (false)
 
 int Read(Transport* transport) {

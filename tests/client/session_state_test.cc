@@ -82,7 +82,8 @@ TEST(SessionStateTest, AnAttemptUnderWayDoesNotCount) {
 TEST(SessionStateTest, WaitsEndAtTheirDeadlineAndAtClose) {
   SessionState state("unix:///s");
   EXPECT_EQ(state.Wait(absl::Now()).status().code(), absl::StatusCode::kDeadlineExceeded);
-  std::thread waiter([&] { EXPECT_EQ(state.Wait(absl::InfiniteFuture()).status().code(), absl::StatusCode::kUnavailable); });
+  std::thread waiter(
+      [&] { EXPECT_EQ(state.Wait(absl::InfiniteFuture()).status().code(), absl::StatusCode::kUnavailable); });
   std::thread patient([&] { EXPECT_FALSE(state.WaitPatiently(absl::InfiniteFuture()).ok()); });
   state.Close();
   waiter.join();

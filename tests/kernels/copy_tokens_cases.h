@@ -20,7 +20,8 @@ struct CopyCase {
   TokenRows To(uint8_t* base) const { return {base + target_offset, target_head, target_token}; }
 };
 
-// Both sides are [heads, tokens, dim] or [tokens, heads, dim] with padding; sizes of case B76 of tests/cases.md among them.
+// Both sides are [heads, tokens, dim] or [tokens, heads, dim] with padding; sizes of case B76 of tests/cases.md among
+// them.
 inline CopyCase RandomCopyCase(std::mt19937_64& random) {
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
   constexpr int64_t kTokenBytes[] = {1, 2, 3, 16, 64, 128, 256, 576, 656, 1023, 1024};

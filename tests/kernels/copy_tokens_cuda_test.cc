@@ -1,8 +1,7 @@
-#include "kernels/cuda/copy_tokens.h"
-
 #include <random>
 
 #include "gtest/gtest.h"
+#include "kernels/cuda/copy_tokens.h"
 #include "tests/kernels/copy_tokens_cases.h"
 
 namespace kvferry {

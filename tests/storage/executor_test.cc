@@ -52,9 +52,7 @@ TEST(ThreadExecutor, RunsInOrderOfTimeThenOfScheduling) {
 TEST(ThreadExecutor, ATaskMaySchedule) {
   Latch latch(1);
   const auto executor = NewThreadExecutor();
-  executor->Schedule(absl::InfinitePast(), [&] {
-    executor->Schedule(executor->Now(), [&] { latch.CountDown(); });
-  });
+  executor->Schedule(absl::InfinitePast(), [&] { executor->Schedule(executor->Now(), [&] { latch.CountDown(); }); });
   latch.Wait();
 }
 

@@ -91,7 +91,8 @@ TEST_F(StoreLife, TheStoreWritesTheHeader) {
   EXPECT_EQ(header->image_bytes, layout.image_bytes);
   ASSERT_EQ(header->checksums.size(), 2u);
   for (int layer = 0; layer < 2; ++layer) {
-    EXPECT_EQ(header->checksums[layer], BlockChecksum(image.subspan(layout.slots[layer].offset, layout.slots[layer].size)));
+    EXPECT_EQ(header->checksums[layer],
+              BlockChecksum(image.subspan(layout.slots[layer].offset, layout.slots[layer].size)));
   }
   const uint64_t sealed_seq = header->seq;
   ASSERT_TRUE(Publish(session_, writer.key(), 7, 6).ok());

@@ -53,7 +53,8 @@ TEST_F(StoreWait, FirstComeFirstServed) {
   store_->Release(session_, {live_[0]});
   executor_.Run();
   EXPECT_FALSE(small->has_value()) << "a small one must not starve a large one";
-  EXPECT_EQ(Reserve(session_, ns_).status().code(), absl::StatusCode::kResourceExhausted) << "nor one that does not wait";
+  EXPECT_EQ(Reserve(session_, ns_).status().code(), absl::StatusCode::kResourceExhausted)
+      << "nor one that does not wait";
   store_->Release(session_, {live_[1], live_[2]});
   executor_.Run();
   EXPECT_TRUE(Granted(large));

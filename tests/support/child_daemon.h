@@ -8,8 +8,8 @@
 
 namespace kvferry {
 
-// Serves on a unix socket and on a TCP port of 127.0.0.1, the same ones after a restart. Any failure to start is fatal to
-// the test program. Not thread-safe.
+// Serves on a unix socket and on a TCP port of 127.0.0.1, the same ones after a restart. Any failure to start is fatal
+// to the test program. Not thread-safe.
 class ChildDaemon {
  public:
   // `flags` beside --listen.

@@ -125,7 +125,8 @@ void FaultyTransport::Deliver() {
       if (late_.empty()) return;
       late.swap(late_);
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(200));  // not a wait for anything: it only makes "late" likely
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(200));  // not a wait for anything: it only makes "late" likely
     for (auto& [done, status] : late) done(std::move(status));
   }
 }

@@ -22,13 +22,13 @@ class FaultyTransport final : public Transport {
   ~FaultyTransport() override;
 
   // Knobs; each may be turned at any time.
-  std::atomic<bool> copies{false};             // what fetch_copies() says; then fetched blocks are copies in odd pieces
+  std::atomic<bool> copies{false};  // what fetch_copies() says; then fetched blocks are copies in odd pieces
   std::atomic<bool> late_acks{false};
   std::atomic<bool> hold_acks{false};
-  std::atomic<int> fail_fetch_after{-1};       // blocks until one fails UNAVAILABLE; -1: never
-  std::atomic<int> fail_reserves{0};           // how many of the next calls fail
+  std::atomic<int> fail_fetch_after{-1};  // blocks until one fails UNAVAILABLE; -1: never
+  std::atomic<int> fail_reserves{0};      // how many of the next calls fail
   std::atomic<int> fail_commits{0};
-  std::atomic<uint64_t> epoch_added{0};        // as if the store had been restarted
+  std::atomic<uint64_t> epoch_added{0};  // as if the store had been restarted
   absl::StatusCode reserve_code = absl::StatusCode::kResourceExhausted;
   void ReleaseAcks();
 
