@@ -86,6 +86,18 @@ TEST_F(SessionTest, BackInTimeItGoesOn) {
   EXPECT_EQ(store_->Stats().sessions, 0u);
 }
 
+TEST_F(SessionTest, TheTimersOfAnEarlierSuspensionAreLate) {
+  absl::StatusOr<Writers> writers = Reserve(session_, ns_);
+  store_->SuspendSession(session_);
+  executor_.Advance(absl::Seconds(20));
+  ASSERT_TRUE(store_->ResumeSession("tenant", session_).ok());
+  store_->SuspendSession(session_);
+  executor_.Advance(absl::Seconds(20));  // 40 s after the first, 20 s after the second
+  EXPECT_TRUE(Commit(*(*writers)[0], 0, 1).ok());
+  executor_.Advance(absl::Seconds(10));
+  EXPECT_EQ(Commit(*(*writers)[0], 1, 1).code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(SessionTest, ANamespaceLivesAsLongAsItIsUsed) {
   EXPECT_EQ(Namespace(session_, SmallSpec()), ns_);
   EXPECT_EQ(store_->Stats().namespaces, 1u);

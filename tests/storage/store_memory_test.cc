@@ -144,6 +144,18 @@ TEST_F(StoreMemory, AParentKeepsItsAgeWhenItsLastChildGoes) {
   EXPECT_FALSE(Has(session_, Prefix(ns_, 9), 9));
 }
 
+TEST_F(StoreMemory, AnOldParentGoesBeforeYoungerChunks) {
+  SetUpFor(4);
+  Published(session_, ns_, 1);
+  Published(session_, ns_, 2, 1);
+  Published(session_, ns_, 8);
+  Published(session_, ns_, 9);
+  Live(session_, ns_, 100);  // evicts 2, and 1 is a leaf now
+  Live(session_, ns_, 101);
+  EXPECT_FALSE(Has(session_, Prefix(ns_, 1), 1));
+  EXPECT_TRUE(Has(session_, Prefix(ns_, 8), 8));
+}
+
 TEST_F(StoreMemory, LiveChunksAreNeverEvicted) {
   SetUpFor(3);
   const ChunkKey live = Live(session_, ns_, 1);
