@@ -199,8 +199,8 @@ TEST_F(StoreMemory, B44_SmallThenLarge) {
   options.segment_bytes = kMiB;
   Open(options);
   session_ = Session();
-  const NamespaceId small = Namespace(session_, SmallSpec());                // 4 KiB
-  const NamespaceSpec large_spec = SmallSpec(2, 16, 256, 100);               // 2 x 3.1 MiB
+  const NamespaceId small = Namespace(session_, SmallSpec());   // 4 KiB
+  const NamespaceSpec large_spec = SmallSpec(2, 16, 256, 100);  // 2 x 3.1 MiB
   const NamespaceId large = Namespace(session_, large_spec);
   ASSERT_GT(ChunkLayout::For(large_spec, 0).image_bytes, 6 * kMiB);
   for (uint64_t i = 1; i <= 1000; ++i) Published(session_, small, i);
