@@ -92,13 +92,16 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(kvferryd())
         store = stack.enter_context(kvferry.connect(url))
-        print(f"  SmolLM2-135M-Instruct, float32, {layers} layers, {torch.get_num_threads()} threads; the first "
-              f"{RESIDENT_LAYERS} layers' cache stays, the other {layers - RESIDENT_LAYERS} live in kvferryd at\n"
-              f"  {url}\n")
-        print(f"{text[:text.index('.') + 1]}\n[... {context} tokens in all ...]\n\n> {options.question}\n")
+        print(
+            f"  SmolLM2-135M-Instruct, float32, {layers} layers, {torch.get_num_threads()} threads; the first "
+            f"{RESIDENT_LAYERS} layers' cache stays, the other {layers - RESIDENT_LAYERS} live in kvferryd at\n"
+            f"  {url}\n"
+        )
+        print(f"{text[: text.index('.') + 1]}\n[... {context} tokens in all ...]\n\n> {options.question}\n")
         cache = kvferry.OffloadedCache(**settings, store=store)
-        ours = run("kvferry over gRPC", cache, lambda: cache.stats().device_bytes, lambda: service_bytes(url),
-                   show=True)
+        ours = run(
+            "kvferry over gRPC", cache, lambda: cache.stats().device_bytes, lambda: service_bytes(url), show=True
+        )
         stats = cache.stats()
         print("\nThe same again with other caches, to compare:\n")
 
@@ -144,10 +147,11 @@ def kvferryd():
 
 def service_bytes(url: str) -> int:
     """Memory that the service says its chunks take."""
-    out = subprocess.run(["kvferryctl", f"--url={url}", "stats", "--json"], capture_output=True, text=True, timeout=30)
+    command = ["kvferryctl", f"--server={url}", "stats", "--json"]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=30)
     if out.returncode:
         sys.exit(f"kvferryctl failed: {out.stderr}")
-    return json.loads(out.stdout)["memory_used_bytes"]
+    return json.loads(out.stdout)["values"]["memory_used_bytes"]
 
 
 def tensor_bytes(cache) -> int:
@@ -164,8 +168,9 @@ def show_table(rows: list[Row], size) -> None:
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     print()
     for number, line in enumerate(lines):
-        cells = [f"{cell:<{width}}" if i < 2 else f"{cell:>{width}}"
-                 for i, (cell, width) in enumerate(zip(line, widths))]
+        cells = [
+            f"{cell:<{width}}" if i < 2 else f"{cell:>{width}}" for i, (cell, width) in enumerate(zip(line, widths))
+        ]
         print("  " + "   ".join(cells).rstrip())
         if number == 0:
             print("  " + "   ".join("-" * width for width in widths))

@@ -29,8 +29,12 @@ def progress(what: str):
     def tick():
         while not done.wait(1.0 if live else 10.0):
             seconds = time.monotonic() - start
-            print(f"\r  {what} ... {seconds:.0f} s" if live else f"  {what} ... {seconds:.0f} s",
-                  end="" if live else "\n", file=out, flush=True)
+            print(
+                f"\r  {what} ... {seconds:.0f} s" if live else f"  {what} ... {seconds:.0f} s",
+                end="" if live else "\n",
+                file=out,
+                flush=True,
+            )
 
     print(f"  {what} ...", end="" if live else "\n", file=out, flush=True)
     thread = threading.Thread(target=tick, daemon=True)
@@ -106,6 +110,6 @@ def licence(tokenizer, tokens: int, name: str = "GPL-3", start: str = "Preamble"
     """The first sentences of a licence that Debian ships as text, as many as `tokens` tokens hold."""
     path = Path("/usr/share/common-licenses", name)
     text = path.read_text()
-    text = re.sub(r"[ \t]+", " ", text[text.index(start):])
+    text = re.sub(r"[ \t]+", " ", text[text.index(start) :])
     text = tokenizer.decode(tokenizer(text)["input_ids"][:tokens])
-    return text[:text.rindex(".") + 1]
+    return text[: text.rindex(".") + 1]

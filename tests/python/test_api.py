@@ -30,7 +30,7 @@ def test_a_config_goes_by_name():
     ids=str,
 )  # fmt: skip
 def test_a_wrong_option_is_refused_by_name(options):
-    (name, value), = options.items()
+    ((name, value),) = options.items()
     with pytest.raises(ValueError, match=name) as caught:
         OffloadedCache(**options)
     assert str(value) in str(caught.value) and "expected" in str(caught.value)

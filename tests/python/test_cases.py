@@ -119,8 +119,14 @@ def test_B14_from_tensors(store):
 
 def test_B14_from_two_caches_as_data_parallelism_gathers_them(store):
     caches = [fill(new(store), 5), fill(new(store), 5)]
-    joined = type(caches[0])(map(lambda entries: tuple(
-        None if entries[0][i] is None else torch.cat([e[i] for e in entries]) for i in range(3)), zip(*caches)))
+    joined = type(caches[0])(
+        map(
+            lambda entries: tuple(
+                None if entries[0][i] is None else torch.cat([e[i] for e in entries]) for i in range(3)
+            ),
+            zip(*caches),
+        )
+    )
     assert len(joined) == 3 and lengths(joined) == [5] * 3
     assert joined.layers[0].keys.shape == (2, 2, 5, 4)
 
