@@ -15,7 +15,7 @@ def badly_formatted(paths: list[str]) -> list[str]:
     result = subprocess.run(["clang-format-14", "--dry-run", "-Werror", *paths], cwd=sources.ROOT, capture_output=True,
                             text=True)
     first_lines = [line for line in result.stderr.splitlines() if "clang-format-violations" in line]
-    bad = sorted({os.path.relpath(line.split(":")[0], sources.ROOT) for line in first_lines})
+    bad = sorted({line.split(":")[0].removeprefix(f"{sources.ROOT}/") for line in first_lines})
     if result.returncode != 0 and not bad:
         return [f"clang-format-14: {result.stderr.strip() or result.returncode}"]
     return [f"{path}: format it with `clang-format-14 -i {path}`" for path in bad]
