@@ -80,6 +80,22 @@ def test_killed_mid_generation_then_restarted(kvferryd, model, expected):
         assert torch.equal(generate(model, cache_for(model, store)), expected)
 
 
+def test_a_pass_that_others_interrupt(store, model, expected):
+    """Ctrl-C between two layers: the cache refuses to go on with layers of unlike lengths."""
+    cache = cache_for(model, store)
+    hook = model.model.layers[2].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        generate(model, cache)
+    hook.remove()
+    with pytest.raises(kvferry.MismatchError, match="interrupted") as caught:
+        generate(model, cache)
+    assert "reset()" in caught.value.hint
+    with pytest.raises(kvferry.MismatchError, match="interrupted"):
+        cache.crop(-1)
+    cache.reset()
+    assert torch.equal(generate(model, cache), expected)
+
+
 def test_restarted_between_two_steps(kvferryd, model, expected):
     """The new daemon answers, but the blocks are gone: never another's bytes."""
     with kvferry.connect(kvferryd.url) as store:

@@ -38,6 +38,7 @@ def expected(model):
     return generate(model, DynamicCache(config=model[1].config))
 
 
+@pytest.mark.smollm2
 @pytest.mark.timeout(300)
 def test_smollm2(store, model, expected):
     cache = OffloadedCache(config=model[1].config, store=store, resident_layers=2)

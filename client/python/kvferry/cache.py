@@ -95,6 +95,7 @@ class OffloadedCache(DynamicCache):
         self._ferry = Ferry(_torch.Cache(functools.partial(_capsule, store), **self._options))
         self._learning = kinds is None  # layers appear as they are updated
         self._updated = _NO_MASK  # the layer last updated in a forward pass that made a mask
+        self._pass_length: int | None = None  # tokens that every offloaded layer has after that pass
         Cache.__init__(self, layers=[])
         for make_layer in kinds or []:
             self.layers.append(self._new_layer() if make_layer is None else make_layer())
@@ -127,6 +128,8 @@ class OffloadedCache(DynamicCache):
             )
         self._updated = _NO_MASK
         self._ferry.check()
+        if isinstance(layer, OffloadedLayer) and before != _NO_MASK:
+            self._check_in_step(layer, layer_idx, key_states.shape[-2])
         try:
             both = layer.update(key_states, value_states, *args, **kwargs)
         except errors.Error as error:
@@ -138,8 +141,21 @@ class OffloadedCache(DynamicCache):
             self._updated = layer_idx
         return both
 
+    def _check_in_step(self, layer: OffloadedLayer, layer_idx: int, tokens: int) -> None:
+        """Refuses to go on with layers of unlike lengths: what interrupted an earlier pass may not have been ours."""
+        held = layer.get_seq_length()
+        if self._pass_length is None:
+            self._pass_length = held + tokens
+        elif held + tokens != self._pass_length:
+            error = errors.MismatchError(
+                f"OffloadedCache: layer {layer_idx} holds {held} tokens, expected {self._pass_length - tokens} as the"
+                " layers before it: an earlier forward pass was interrupted"
+            )
+            self._ferry.tear(error)
+            raise error
+
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        self._updated = _MASK_MADE
+        self._updated, self._pass_length = _MASK_MADE, None
         return super().get_mask_sizes(query_length, layer_idx)
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
