@@ -92,7 +92,7 @@ class GrpcTransport : public Transport {
     call->request.set_group(request.group);
     call->request.set_shard(request.shard);
     call->request.set_count(static_cast<uint32_t>(std::max(request.count, 0)));
-    call->request.set_wait_ms(WaitMillis(deadline));
+    call->request.set_wait_ms(request.may_wait ? WaitMillis(deadline) : 0);
     KVFERRY_RETURN_IF_ERROR(Send("reserve", call.get(), &Async::Reserve, deadline));
     std::vector<std::unique_ptr<ChunkWriter>> writers;
     for (const v1::Id& id : call->reply.ids()) {

@@ -14,6 +14,7 @@ GrpcWriter::GrpcWriter(std::shared_ptr<GrpcCore> core, std::shared_ptr<const Kno
 }
 
 GrpcWriter::~GrpcWriter() {
+  if (core_->fork.forked()) return;
   bool sealed = false;
   {
     MutexLock lock(&mu_);
@@ -26,7 +27,9 @@ MutableByteView GrpcWriter::Layer(int layer) {
   const uint64_t size = layout_.slots[static_cast<size_t>(layer)].size;
   {
     MutexLock lock(&mu_);
-    if (const auto& buffer = slots_[static_cast<size_t>(layer)].buffer; buffer != nullptr) return {buffer.get(), size};
+    const Slot& slot = slots_[static_cast<size_t>(layer)];
+    if (slot.buffer != nullptr) return {slot.buffer.get(), size};
+    if (slot.committed) return {};  // discarded: nobody may read it, and nobody will write it
   }
   std::shared_ptr<uint8_t[]> buffer = core_->pool->Take(size);
   MutexLock lock(&mu_);
@@ -36,6 +39,7 @@ MutableByteView GrpcWriter::Layer(int layer) {
 }
 
 void GrpcWriter::Commit(int layer, uint64_t checksum, CommitDone done) {
+  if (absl::Status status = core_->Check(); !status.ok()) return done(std::move(status));
   std::shared_ptr<uint8_t[]> buffer;
   {
     MutexLock lock(&mu_);
@@ -58,7 +62,8 @@ void GrpcWriter::Commit(int layer, uint64_t checksum, CommitDone done) {
   block.data.bytes = ByteView(buffer.get(), layout_.slots[static_cast<size_t>(layer)].size);
   block.data.pin = std::move(buffer);
   block.done = std::move(done);
-  core_->Put(key_.Owner(), std::move(block));
+  const std::shared_ptr<GrpcCore> core = core_;  // `done` may destroy this writer
+  core->Put(key_.Owner(), std::move(block));
 }
 
 void GrpcWriter::Discard(int layer) {

@@ -33,6 +33,7 @@ struct ReserveRequest {
   uint16_t group = 0;
   uint16_t shard = 0;
   int count = 1;
+  bool may_wait = true;  // false: the store answers at once, and the deadline is for the answer alone
 };
 
 struct PrefixName {

@@ -80,7 +80,7 @@ void GrowBuffer::SelectRows(const at::Tensor& rows) {
   const c10::InferenceMode no_inference(false);
   const c10::AutoGradMode no_grad(false);
   const at::Tensor index = rows.to(buffers_.k.device());
-  const int64_t columns = buffers_.k.size(2);
+  const int64_t columns = std::min(buffers_.k.size(2), GrownCapacity(length_));
   const KeysValues held = View();
   KeysValues selected{EmptyLike(held.k, {rows.numel(), held.k.size(1), columns, held.k.size(3)}),
                       EmptyLike(held.v, {rows.numel(), held.v.size(1), columns, held.v.size(3)})};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "ATen/core/TensorBody.h"
 #include "client/cache/columns.h"
@@ -28,6 +29,27 @@ class DeviceLedger {
   uint64_t now_ = 0, peak_ = 0;
 };
 
+// Bytes counted in a ledger while this lives. Move-only.
+class HeldBytes {
+ public:
+  HeldBytes() = default;
+  HeldBytes(DeviceLedger* ledger, uint64_t bytes) : ledger_(ledger), bytes_(bytes) { ledger_->Add(bytes_); }
+  ~HeldBytes() {
+    if (ledger_ != nullptr) ledger_->Remove(bytes_);
+  }
+  HeldBytes(HeldBytes&& other) noexcept
+      : ledger_(std::exchange(other.ledger_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  HeldBytes& operator=(HeldBytes&& other) noexcept {
+    std::swap(ledger_, other.ledger_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+
+ private:
+  DeviceLedger* ledger_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
 // Columns [0, length()) of [B, H, capacity, D] buffers. Copies share the memory (and count it each) until one of them
 // writes.
 class GrowBuffer {
@@ -49,7 +71,7 @@ class GrowBuffer {
   void Append(const KeysValues& from, int64_t column, int64_t n, int64_t capacity);
   // Forgets the columns beyond `length`.
   void Cut(int64_t length);
-  // Row i becomes what row rows[i] was; the capacity stays.
+  // Row i becomes what row rows[i] was, in new buffers that are as large as the columns held need.
   void SelectRows(const at::Tensor& rows);
   void Clear();
 

@@ -140,17 +140,16 @@ int64_t CacheImpl::MaxLength() const {
 bool CacheImpl::FullBlocksOnDevice(int layer) const {
   const CacheLayerState& state = layers_[static_cast<size_t>(layer)];
   if (state.resident || state.plain) return state.length >= options_.block_tokens;
-  return ring_layer_ == layer || tracker_->Pending(layer) ||
+  return ring_layer_ == layer || tracker_->Holds(layer) ||
          std::any_of(ahead_.begin(), ahead_.end(), [layer](const Ahead& ahead) { return ahead.layer == layer; });
 }
 
 CacheStats CacheImpl::Stats() const {
   CacheStats stats;
-  const uint64_t in_flight = transport_ != nullptr && transport_->fetch_copies() ? tracker_->bytes_pending() : 0;
+  const uint64_t in_flight = transport_ != nullptr && transport_->fetch_copies() ? tracker_->bytes_held() : 0;
   stats.device_bytes = ledger_.now() + in_flight;
-  stats.device_bytes_peak = std::max(ledger_.peak(), stats.device_bytes);
-  stats.blocks_put = tracker_->blocks_put();
-  stats.bytes_put = tracker_->bytes_put();
+  stats.blocks_put = blocks_put_before_ + tracker_->blocks_put();
+  stats.bytes_put = bytes_put_before_ + tracker_->bytes_put();
   stats.blocks_got = blocks_got_;
   stats.bytes_got = bytes_got_;
   stats.refused = refused_;
@@ -172,6 +171,7 @@ CacheStats CacheImpl::Stats() const {
     ++stats.grad_layers;
     stats.device_bytes += static_cast<uint64_t>(state.grad.k.nbytes() + state.grad.v.nbytes());
   }
+  stats.device_bytes_peak = std::max(ledger_.peak(), stats.device_bytes);
   return stats;
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ATen/DeviceAccelerator.h"
 #include "absl/strings/str_cat.h"
 #include "client/cache/cache_impl.h"
 #include "storage/base/status.h"
@@ -10,6 +11,13 @@ namespace {
 
 // How long a store that has no room is asked where nothing depends on the answer.
 constexpr absl::Duration kNoWait = absl::Seconds(1);
+
+// Bytes that a cache may take of an accelerator's memory if it was given no bound: what is free, less a tenth. 0: no bound.
+uint64_t FreeMemory(const at::Device& device) {
+  if (device.is_cpu()) return 0;
+  const size_t free = at::accelerator::getMemoryInfo(device.index()).first;
+  return free - free / 10;
+}
 
 std::string DtypeName(c10::ScalarType type) {
   switch (type) {
@@ -69,7 +77,6 @@ absl::Status CacheImpl::Plan(int64_t columns, int64_t batch) {
     if (status.ok()) status = OpenNamespace();
     if (status.ok()) status = ReserveEntries(columns, must_leave);
     if (!status.ok()) {
-      ++refused_;
       if (must_leave && options_.on_full == OnFull::kRaise) return status;
     }
     ferrying_ = status.ok() || namespace_.has_value();
@@ -82,7 +89,9 @@ absl::Status CacheImpl::Plan(int64_t columns, int64_t batch) {
 
 absl::StatusOr<int> CacheImpl::ResidentLayersFor(int64_t columns, int64_t batch) {
   const int limit = std::min({resident_, layers(), options_.resident_layers.value_or(layers())});
-  if (!options_.device_memory) return limit;
+  if (!bound_ && !options_.device_memory) bound_ = FreeMemory(ShapeOf(0).k.device());
+  const uint64_t bound = options_.device_memory.value_or(bound_.value_or(0));
+  if (bound == 0) return limit;
   BudgetInput input;
   for (int l = 0; l < layers(); ++l) {
     const KeysValues& shape = ShapeOf(l);
@@ -92,10 +101,12 @@ absl::StatusOr<int> CacheImpl::ResidentLayersFor(int64_t columns, int64_t batch)
   input.batch = batch;
   input.columns = columns;
   input.tail_columns = TailColumns();
-  if (limit == layers() && DeviceBytesNeeded(input, limit) <= *options_.device_memory) return limit;
+  if (limit == layers() && DeviceBytesNeeded(input, limit) <= bound) return limit;
   KVFERRY_RETURN_IF_ERROR(Connect());
   input.depth = transport_->fetch_copies() ? Depth() + 1 : 0;
-  const int resident = LayersWithin(input, limit, *options_.device_memory);
+  // Blocks whose put failed are held by this process for good.
+  const uint64_t held = transport_->fetch_copies() ? std::min(tracker_->bytes_failed(), bound) : 0;
+  const int resident = LayersWithin(input, limit, bound - held);
   if (resident >= 0) return resident;
   return absl::ResourceExhaustedError(
       absl::StrCat("device_memory is ", *options_.device_memory, " bytes, expected at least ",
@@ -125,9 +136,10 @@ absl::Status CacheImpl::CheckEpoch() {
 }
 
 void CacheImpl::ForgetTable() {
-  DropAllAhead();
+  ahead_.clear();
   ++version_;
   refused_entries_ = 0;
+  StartTracking();
   for (CacheRow& row : rows_) row.chunks.clear();
   for (CacheLayerState& state : layers_) {
     state.cut.assign(rows_.size(), 0);
@@ -169,27 +181,28 @@ absl::Status CacheImpl::ReserveEntries(int64_t columns, bool must_leave) {
       if (i >= static_cast<int64_t>(rows_[r].chunks.size())) missing.push_back(static_cast<int64_t>(r));
     }
   }
-  if (missing.empty() || missing.size() == refused_entries_) return absl::OkStatus();
   const bool wait = must_leave && options_.on_full == OnFull::kRaise;
-  absl::Status status = ReserveSome(missing, absl::Now() + (wait ? options_.full_timeout : kNoWait));
-  if (wait || status.code() != absl::StatusCode::kResourceExhausted) return status;
+  if (missing.empty() || (!wait && missing.size() == refused_entries_)) return absl::OkStatus();
   const size_t asked = missing.size();
-  while (!status.ok() && missing.size() > 1) {
+  absl::Status status = ReserveSome(missing, wait);
+  while (!wait && absl::IsResourceExhausted(status) && missing.size() > 1) {
     missing.resize(missing.size() / 2);
-    status = ReserveSome(missing, absl::Now() + kNoWait);
+    status = ReserveSome(missing, wait);
   }
-  refused_entries_ = asked - (status.ok() ? missing.size() : 0);
-  refused_ += refused_entries_;
-  return absl::OkStatus();
+  const size_t refused = asked - (status.ok() ? missing.size() : 0);
+  if (refused > refused_entries_) refused_ += refused - refused_entries_;
+  refused_entries_ = refused;
+  return absl::IsResourceExhausted(status) && !wait ? absl::OkStatus() : status;
 }
 
-absl::Status CacheImpl::ReserveSome(const std::vector<int64_t>& rows, absl::Time deadline) {
+absl::Status CacheImpl::ReserveSome(const std::vector<int64_t>& rows, bool wait) {
   ReserveRequest request;
   request.ns = *namespace_;
   request.count = static_cast<int>(rows.size());
+  request.may_wait = wait;
   const bool first = std::all_of(rows_.begin(), rows_.end(), [](const CacheRow& row) { return row.chunks.empty(); });
   const ScopedTimer timer(&waited_);
-  KVFERRY_ASSIGN_OR_RETURN(auto writers, transport_->Reserve(request, deadline));
+  KVFERRY_ASSIGN_OR_RETURN(auto writers, transport_->Reserve(request, absl::Now() + (wait ? options_.full_timeout : kNoWait)));
   if (first) epoch_ = transport_->epoch();  // Reserve may have waited for a store that was starting
   for (size_t i = 0; i < rows.size(); ++i) {
     rows_[static_cast<size_t>(rows[i])].chunks.push_back(
@@ -210,6 +223,15 @@ absl::Status CacheImpl::AwaitRoom(int layer) {
   return status.ok() ? status : Lost(status);
 }
 
+// Lets the transport free what a resident layer lent it: nobody will ask for it while the layer is here.
+void CacheImpl::SweepAcknowledged(int layer) {
+  if (!ferrying_) return;
+  const CacheLayerState& state = layers_[static_cast<size_t>(layer)];
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    for (int64_t i = 0; i < state.cut[r]; ++i) rows_[r].chunks[static_cast<size_t>(i)]->Stored(layer);
+  }
+}
+
 void CacheImpl::PutEntries(CacheLayerState& state, const KeysValues& full, int layer) {
   const ScopedTimer timer(&copying_);
   const int64_t t = options_.block_tokens;
@@ -227,7 +249,7 @@ void CacheImpl::PutEntries(CacheLayerState& state, const KeysValues& full, int l
   }
   PackBlocks(full, t, jobs);
   for (size_t j = 0; j < jobs.size(); ++j) chunks[j]->Commit(layer, jobs[j].checksum, tracker_);
-  if (transport_->fetch_copies()) ledger_.Observe(tracker_->bytes_pending());
+  if (transport_->fetch_copies()) ledger_.Observe(tracker_->bytes_held());
 }
 
 // The layer's full blocks go to the store, its tail stays. Free where they have been put already. A layer whose blocks
@@ -241,7 +263,10 @@ absl::Status CacheImpl::Demote(int layer) {
     PutEntries(state, full, layer);
     for (size_t r = 0; r < rows_.size(); ++r) {
       const int64_t complete = std::max<int64_t>(0, (state.length - rows_[r].start) / options_.block_tokens);
-      if (state.cut[r] < complete) return absl::OkStatus();
+      if (state.cut[r] >= complete) continue;
+      if (options_.on_full == OnFull::kDevice) return absl::OkStatus();
+      return absl::ResourceExhaustedError(absl::StrCat("layer ", layer, " cannot leave the device: block ", state.cut[r],
+                                                       " of row ", r, " has no place in the store"));
     }
     GrowBuffer held = std::exchange(state.buffer, GrowBuffer(&ledger_));
     state.resident = false;

@@ -37,17 +37,17 @@ CacheImpl::Ahead CacheImpl::StartFetch(int layer, std::vector<std::shared_ptr<Ca
   std::vector<BlockKey> keys;
   keys.reserve(chunks.size());
   for (const auto& chunk : chunks) keys.push_back(chunk->Key(layer));
-  Ahead ahead{layer, version_, std::move(chunks), transport_->Fetch(keys, absl::Now() + options_.fetch_timeout), 0};
+  uint64_t bytes = 0;
   if (transport_->fetch_copies()) {
-    for (const auto& chunk : ahead.chunks) ahead.bytes += chunk->Layer(layer).size();
-    ledger_.Add(ahead.bytes);
+    for (const auto& chunk : chunks) bytes += chunk->Bytes(layer);
   }
-  return ahead;
+  return {layer, version_, std::move(chunks), transport_->Fetch(keys, absl::Now() + options_.fetch_timeout),
+          HeldBytes(&ledger_, bytes)};
 }
 
 // Moves the blocks, and the memory counted for them, into `views`.
 absl::Status CacheImpl::Receive(Ahead& ahead, Views& views) {
-  views.bytes += std::exchange(ahead.bytes, 0);
+  views.bytes.push_back(std::move(ahead.bytes));
   for (const auto& chunk : ahead.chunks) {
     absl::StatusOr<BlockView> view = [&] {
       const ScopedTimer timer(&waited_);
@@ -66,11 +66,8 @@ absl::Status CacheImpl::FetchViews(int layer, Views& views) {
   if (const auto it = std::find_if(ahead_.begin(), ahead_.end(), same); it != ahead_.end()) {
     Ahead ahead = std::move(*it);
     ahead_.erase(it);
-    if (ahead.version == version_) {
-      KVFERRY_RETURN_IF_ERROR(Receive(ahead, views));
-    } else {
-      Drop(ahead);
-    }
+    // What did not come (it was asked for long ago, perhaps) is asked for once more below.
+    if (ahead.version == version_) Receive(ahead, views).IgnoreError();
   }
   std::vector<std::shared_ptr<CachedChunk>> missing = StoredChunks(layer);
   std::erase_if(missing, [&](const auto& chunk) { return views.by_chunk.contains(chunk.get()); });
@@ -105,11 +102,6 @@ void CacheImpl::FetchAhead(int layer) {
     std::vector<std::shared_ptr<CachedChunk>> chunks = StoredChunks(next);
     if (!chunks.empty()) ahead_.push_back(StartFetch(next, std::move(chunks)));
   }
-}
-
-void CacheImpl::DropAllAhead() {
-  for (const Ahead& ahead : ahead_) Drop(ahead);
-  ahead_.clear();
 }
 
 absl::Status CacheImpl::Lost(const absl::Status& status) const {

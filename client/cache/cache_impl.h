@@ -75,11 +75,11 @@ class CacheImpl final : public Cache {
     uint64_t version = 0;  // of the tables when it was asked for; another one now: dropped
     std::vector<std::shared_ptr<CachedChunk>> chunks;
     std::unique_ptr<FetchStream> stream;
-    uint64_t bytes = 0;
+    HeldBytes bytes;
   };
   struct Views {
     absl::flat_hash_map<const CachedChunk*, BlockView> by_chunk;
-    uint64_t bytes = 0;  // of this process's memory that they hold, counted in the ledger
+    std::vector<HeldBytes> bytes;  // of this process's memory that they hold
   };
 
   // cache.cc
@@ -96,12 +96,27 @@ class CacheImpl final : public Cache {
   absl::StatusOr<KeysValues> Assemble(int layer, int64_t extra, RingSlot* slot);
   void KeepTail(CacheLayerState& state, const KeysValues& full);
 
+  // Runs what may throw (the tensor library does, out of memory above all): then the cache is torn.
+  template <typename Operation>
+  auto Guarded(int layer, Operation operation) {
+    try {
+      return operation();
+    } catch (...) {
+      torn_layer_ = layer;
+      throw;
+    }
+  }
+  absl::Status CheckWhole() const;
+  absl::Status CheckInStep(int layer);
+  void PutResident();
+  void PermuteRows(const std::vector<int64_t>& rows);
+  void SweepAcknowledged(int layer);
+  void StartTracking();
+
   // cache_fetch.cc
   absl::Status FetchViews(int layer, Views& views);
   absl::Status Receive(Ahead& ahead, Views& views);
   Ahead StartFetch(int layer, std::vector<std::shared_ptr<CachedChunk>> chunks);
-  void Drop(const Ahead& ahead) { ledger_.Remove(ahead.bytes); }
-  void DropAllAhead();
   std::vector<std::shared_ptr<CachedChunk>> StoredChunks(int layer) const;
   void FetchAhead(int layer);
   int Depth() const;
@@ -114,7 +129,7 @@ class CacheImpl final : public Cache {
   absl::Status Connect();
   absl::Status OpenNamespace();
   absl::Status ReserveEntries(int64_t columns, bool must_leave);
-  absl::Status ReserveSome(const std::vector<int64_t>& rows, absl::Time deadline);
+  absl::Status ReserveSome(const std::vector<int64_t>& rows, bool wait);
   absl::Status Demote(int layer);
   absl::Status AwaitRoom(int layer);
   void PutEntries(CacheLayerState& state, const KeysValues& full, int layer);
@@ -125,7 +140,7 @@ class CacheImpl final : public Cache {
 
   const CacheOptions options_;
   const TransportProvider provider_;
-  const std::shared_ptr<PutTracker> tracker_ = std::make_shared<PutTracker>();
+  std::shared_ptr<PutTracker> tracker_ = std::make_shared<PutTracker>();
   DeviceLedger ledger_;
 
   std::vector<CacheRow> rows_;
@@ -139,12 +154,14 @@ class CacheImpl final : public Cache {
 
   std::shared_ptr<Transport> transport_;  // null until the first block has to leave
   uint64_t epoch_ = 0;                    // of the transport when the first entry was reserved
+  std::optional<uint64_t> bound_;         // bytes, where none was given; 0: none. Found out at the first plan
   std::optional<NamespaceId> namespace_;
   size_t refused_entries_ = 0;  // how many were missing when the store last had no room
   RingSlot ring_{&ledger_};
   int ring_layer_ = -1;
   std::deque<Ahead> ahead_;
 
+  uint64_t blocks_put_before_ = 0, bytes_put_before_ = 0;  // of earlier trackers
   uint64_t refused_ = 0, relearned_ = 0, blocks_got_ = 0, bytes_got_ = 0;
   absl::Duration waited_, copying_;
 };

@@ -45,7 +45,10 @@ absl::Status CacheImpl::Crop(int64_t n) {
     Reset();
     return absl::OkStatus();
   }
-  DropAllAhead();
+  KVFERRY_RETURN_IF_ERROR(CheckWhole());
+  ring_.Clear();
+  ring_layer_ = -1;
+  ahead_.clear();
   ++version_;
   planned_ = std::min(planned_, length);
   refused_entries_ = 0;
@@ -82,12 +85,37 @@ absl::Status CacheImpl::SelectRows(const std::vector<int64_t>& rows) {
           absl::StrCat("row index is ", row, ", expected 0 to ", batch() - 1, " (the batch held is ", batch(), ")"));
     }
   }
+  KVFERRY_RETURN_IF_ERROR(CheckWhole());
   std::vector<int64_t> same(rows_.size());
   std::iota(same.begin(), same.end(), 0);
   if (rows == same) return absl::OkStatus();
   if (rows.size() > rows_.size()) KVFERRY_RETURN_IF_ERROR(Plan(MaxLength(), static_cast<int64_t>(rows.size())));
-  DropAllAhead();
+  return Guarded(0, [&] {
+    PermuteRows(rows);
+    return absl::OkStatus();
+  });
+}
+
+// Before rows or forks come to share chunks: every block that has a place in the store is put, and places that no layer
+// has used are given back. What is shared then is read only.
+void CacheImpl::PutResident() {
+  for (int l = 0; l < layers() && ferrying_; ++l) {
+    CacheLayerState& state = layers_[static_cast<size_t>(l)];
+    if (state.resident && !state.plain && state.length > 0) PutEntries(state, state.buffer.View(), l);
+  }
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    int64_t used = 0;
+    for (const CacheLayerState& state : layers_) used = std::max(used, state.cut[r]);
+    if (static_cast<int64_t>(rows_[r].chunks.size()) > used) rows_[r].chunks.resize(static_cast<size_t>(used));
+  }
+  planned_ = std::min(planned_, MaxLength());
+}
+
+void CacheImpl::PermuteRows(const std::vector<int64_t>& rows) {
+  PutResident();
+  ahead_.clear();
   ++version_;
+  ring_.Clear();
   ring_layer_ = -1;
   rows_ = Selected(rows_, rows);
   const at::Tensor index = at::from_blob(const_cast<int64_t*>(rows.data()), {static_cast<int64_t>(rows.size())},
@@ -106,10 +134,11 @@ absl::Status CacheImpl::SelectRows(const std::vector<int64_t>& rows) {
     };
     state.shape = {resized(state.shape.k), resized(state.shape.v)};
   }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Cache>> CacheImpl::Fork() {
+  KVFERRY_RETURN_IF_ERROR(CheckWhole());
+  PutResident();
   {
     const ScopedTimer timer(&waited_);
     const absl::Status acked = tracker_->WaitForLayers(0, -1, absl::Now() + options_.full_timeout);
@@ -134,7 +163,6 @@ absl::StatusOr<std::unique_ptr<Cache>> CacheImpl::Fork() {
   fork->resident_ = resident_;
   fork->learnt_ = learnt_;
   fork->ferrying_ = ferrying_;
-  fork->torn_layer_ = torn_layer_;
   fork->transport_ = transport_;
   fork->epoch_ = epoch_;
   fork->namespace_ = namespace_;
@@ -142,7 +170,7 @@ absl::StatusOr<std::unique_ptr<Cache>> CacheImpl::Fork() {
 }
 
 void CacheImpl::Reset() {
-  DropAllAhead();
+  ahead_.clear();
   ++version_;
   rows_.clear();
   layers_.clear();
@@ -155,7 +183,15 @@ void CacheImpl::Reset() {
   ferrying_ = false;
   torn_layer_ = -1;
   namespace_.reset();
+  StartTracking();
   if (options_.layers) AddLayers(*options_.layers - 1);
+}
+
+// What was put from here on is another sequence's: a late or failed acknowledgement of before concerns nobody.
+void CacheImpl::StartTracking() {
+  blocks_put_before_ += tracker_->blocks_put();
+  bytes_put_before_ += tracker_->bytes_put();
+  tracker_ = std::make_shared<PutTracker>();
 }
 
 absl::Status CacheImpl::Flush(absl::Time deadline) {

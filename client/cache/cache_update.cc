@@ -12,14 +12,10 @@ namespace kvferry {
 absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Update(const at::Tensor& k, const at::Tensor& v,
                                                                     int layer) {
   KVFERRY_RETURN_IF_ERROR(CheckUpdate(k, v, layer));
-  if (torn_layer_ >= 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "a forward pass failed at layer ", torn_layer_,
-        " after earlier layers had grown: call reset() and run the model on all ", MaxLength(), " tokens again"));
-  }
+  KVFERRY_RETURN_IF_ERROR(CheckInStep(layer));
   std::vector<int64_t> starts;
   for (const CacheRow& row : rows_) starts.push_back(row.start);
-  absl::StatusOr<KeysValues> full = UpdateLayer({k, v}, layer);
+  absl::StatusOr<KeysValues> full = Guarded(layer, [&] { return UpdateLayer({k, v}, layer); });
   if (full.ok()) return std::make_pair(full->k, full->v);
   if (MaxLength() == 0) {
     Reset();  // as it was before the first update, whose batch and shapes bind nobody
@@ -28,6 +24,25 @@ absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Update(const at::Te
     torn_layer_ = layer;
   }
   return full.status();
+}
+
+absl::Status CacheImpl::CheckWhole() const {
+  if (torn_layer_ < 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("an operation broke off at layer ", torn_layer_,
+                                                    " after others had changed: call reset() and run the model on all ",
+                                                    MaxLength(), " tokens again"));
+}
+
+// A layer that is as long as any may not grow while another that is in use lags behind: the forward pass before was
+// broken off between two layers (an exception in the model, an interrupt), and what follows would be wrong.
+absl::Status CacheImpl::CheckInStep(int layer) {
+  if (SeqLength(layer) > 0 && SeqLength(layer) == MaxLength()) {
+    for (int l = 0; l < layers() && torn_layer_ < 0; ++l) {
+      const int64_t length = layers_[static_cast<size_t>(l)].length;
+      if (length > 0 && length < MaxLength()) torn_layer_ = l;
+    }
+  }
+  return CheckWhole();
 }
 
 absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int layer) {
@@ -64,6 +79,7 @@ absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int l
   KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer));
   KeysValues full = added;
   if (state.resident) {
+    SweepAcknowledged(layer);
     const ScopedTimer timer(&copying_);
     const bool first = state.length == 0;
     state.buffer.Append(added, 0, tokens, GrownCapacity(columns));
@@ -93,9 +109,10 @@ absl::StatusOr<KeysValues> CacheImpl::UpdatePlain(const KeysValues& added, int l
     state.buffer.Clear();
     state.refill.assign(rows_.size(), nullptr);
   }
+  // A copy even of the first tokens, as DynamicCache makes: the caller may change his tensors in place.
   state.grad = state.grad.defined()
                    ? KeysValues{at::cat({state.grad.k, added.k}, 2), at::cat({state.grad.v, added.v}, 2)}
-                   : added;
+                   : KeysValues{added.k.clone(), added.v.clone()};
   state.length += added.k.size(2);
   return state.grad;
 }
@@ -103,12 +120,7 @@ absl::StatusOr<KeysValues> CacheImpl::UpdatePlain(const KeysValues& added, int l
 absl::StatusOr<KeysValues> CacheImpl::Assemble(int layer, int64_t extra, RingSlot* slot) {
   const CacheLayerState& state = layers_[static_cast<size_t>(layer)];
   Views views;
-  if (!state.resident) {
-    if (absl::Status status = FetchViews(layer, views); !status.ok()) {
-      ledger_.Remove(views.bytes);
-      return status;
-    }
-  }
+  if (!state.resident) KVFERRY_RETURN_IF_ERROR(FetchViews(layer, views));
   const ScopedTimer timer(&copying_);
   const int64_t columns = state.length + extra;
   KeysValues to;
@@ -150,7 +162,6 @@ absl::StatusOr<KeysValues> CacheImpl::Assemble(int layer, int64_t extra, RingSlo
     }
     ZeroColumns(to, index, 0, std::min(rows_[r].start, state.length));
   }
-  ledger_.Remove(views.bytes);
   return to;
 }
 
@@ -176,7 +187,8 @@ absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Read(int layer) {
     return std::make_pair(at::Tensor(), at::Tensor());
   }
   const CacheLayerState& state = layers_[static_cast<size_t>(layer)];
-  if (state.plain) return std::make_pair(state.grad.k, state.grad.v);
+  KVFERRY_RETURN_IF_ERROR(CheckWhole());
+  if (state.plain) return std::make_pair(state.grad.k.clone(), state.grad.v.clone());
   KVFERRY_ASSIGN_OR_RETURN(KeysValues all, Assemble(layer, 0, nullptr));
   return std::make_pair(all.k, all.v);
 }

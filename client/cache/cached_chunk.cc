@@ -7,19 +7,25 @@ namespace kvferry {
 
 void PutTracker::Start(int layer, uint64_t bytes) {
   MutexLock lock(&mu_);
-  if (pending_.size() <= static_cast<size_t>(layer)) pending_.resize(static_cast<size_t>(layer) + 1);
-  ++pending_[static_cast<size_t>(layer)];
-  bytes_pending_ += bytes;
+  const auto l = static_cast<size_t>(layer);
+  if (pending_.size() <= l) {
+    pending_.resize(l + 1);
+    failed_.resize(l + 1);
+  }
+  ++pending_[l];
+  bytes_held_ += bytes;
 }
 
 void PutTracker::Finish(int layer, uint64_t bytes, const absl::Status& status) {
   MutexLock lock(&mu_);
   --pending_[static_cast<size_t>(layer)];
-  bytes_pending_ -= bytes;
   if (status.ok()) {
     ++blocks_put_;
     bytes_put_ += bytes;
+    bytes_held_ -= bytes;
   } else {
+    ++failed_[static_cast<size_t>(layer)];
+    bytes_failed_ += bytes;
     last_error_ = status;
   }
   changed_.NotifyAll();
@@ -41,9 +47,10 @@ absl::Status PutTracker::WaitForLayers(int limit, int except, absl::Time deadlin
   return absl::OkStatus();
 }
 
-bool PutTracker::Pending(int layer) const {
+bool PutTracker::Holds(int layer) const {
   MutexLock lock(&mu_);
-  return static_cast<size_t>(layer) < pending_.size() && pending_[static_cast<size_t>(layer)] > 0;
+  const auto l = static_cast<size_t>(layer);
+  return l < pending_.size() && pending_[l] + failed_[l] > 0;
 }
 
 int PutTracker::PendingLayers(int except) const {
@@ -61,9 +68,14 @@ uint64_t PutTracker::bytes_put() const {
   return bytes_put_;
 }
 
-uint64_t PutTracker::bytes_pending() const {
+uint64_t PutTracker::bytes_failed() const {
   MutexLock lock(&mu_);
-  return bytes_pending_;
+  return bytes_failed_;
+}
+
+uint64_t PutTracker::bytes_held() const {
+  MutexLock lock(&mu_);
+  return bytes_held_;
 }
 
 absl::Status PutTracker::last_error() const {
@@ -100,13 +112,16 @@ void CachedChunk::Commit(int layer, uint64_t checksum, const std::shared_ptr<Put
 
 bool CachedChunk::Stored(int layer) {
   std::atomic<uint8_t>& state = acks_->state[static_cast<size_t>(layer)];
-  uint8_t now = kAcknowledged;
+  uint8_t now = state.load(std::memory_order_acquire);
+  if (now != kAcknowledged) return now == kDiscarded;
   if (!state.compare_exchange_strong(now, kDiscarded)) return now == kDiscarded;
   writer_->Discard(layer);  // one of the forks that share the chunk comes here
   return true;
 }
 
 BlockView CachedChunk::Local(int layer) { return BlockView({ByteView(writer_->Layer(layer))}, 0, nullptr); }
+
+uint64_t CachedChunk::Bytes(int layer) const { return acks_->bytes[static_cast<size_t>(layer)]; }
 
 uint64_t CachedChunk::StoredBytes() const {
   uint64_t bytes = 0;

@@ -13,7 +13,7 @@
 
 namespace kvferry {
 
-// Blocks that were committed and are not acknowledged yet, per layer. Thread-safe: transports count down from their own
+// Blocks that were committed since the cache was last emptied and are not acknowledged, per layer. Thread-safe: transports count down from their own
 // threads. Shared by the cache and the acknowledgements still to come, so either may go first.
 class PutTracker {
  public:
@@ -23,12 +23,15 @@ class PutTracker {
   // Waits until at most `limit` layers other than `except` have unacknowledged blocks. DEADLINE_EXCEEDED if not in
   // time.
   absl::Status WaitForLayers(int limit, int except, absl::Time deadline);
-  bool Pending(int layer) const;
+  // True if blocks of the layer are not acknowledged or have failed: they are held by this process.
+  bool Holds(int layer) const;
   int PendingLayers(int except) const;
 
   uint64_t blocks_put() const;
   uint64_t bytes_put() const;
-  uint64_t bytes_pending() const;
+  // Of the blocks that are held: not acknowledged, or failed.
+  uint64_t bytes_held() const;
+  uint64_t bytes_failed() const;
   // Why the last block that failed did; OK if none has.
   absl::Status last_error() const;
 
@@ -38,9 +41,11 @@ class PutTracker {
   mutable Mutex mu_;
   CondVar changed_;
   std::vector<int> pending_ ABSL_GUARDED_BY(mu_);  // by layer
+  std::vector<int> failed_ ABSL_GUARDED_BY(mu_);   // by layer
   uint64_t blocks_put_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_put_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t bytes_pending_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t bytes_held_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t bytes_failed_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status last_error_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -65,6 +70,8 @@ class CachedChunk {
   bool Stored(int layer);
   // The packed block in this process's memory. REQUIRES: committed, and Stored() has not returned true.
   BlockView Local(int layer);
+  // Bytes of the layer's block. REQUIRES: committed.
+  uint64_t Bytes(int layer) const;
   // Bytes of the blocks that the store has acknowledged.
   uint64_t StoredBytes() const;
 
