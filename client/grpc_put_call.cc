@@ -11,6 +11,7 @@ namespace kvferry {
 namespace {
 
 constexpr char kMethod[] = "/kvferry.v1.CacheStore/Put";
+constexpr size_t kMaxPieces = 1024;  // of one message; the service takes 4096
 
 }  // namespace
 
@@ -54,7 +55,7 @@ void PutCall::WriteNext() {
   {
     MutexLock lock(&mu_);
     uint64_t room = kMaxFrameData;
-    while (!ended_ && room > 0 && !queue_.empty()) {
+    while (!ended_ && room > 0 && data.size() < kMaxPieces && !queue_.empty()) {
       OutgoingBlock& front = queue_.front();
       const uint64_t size = front.data.bytes.size();
       const uint64_t left = size - sent_of_front_;

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
@@ -127,8 +128,8 @@ void GetStream::Write(std::vector<GetPiece> batch) {
     out->set_index(piece.index);
     if (!piece.status.ok()) {
       out->set_code(ToWireCode(piece.status));
-      // A miss needs no words; there may be thousands.
-      if (!absl::IsNotFound(piece.status)) {
+      // A miss needs no words, and there may be thousands; that the session has ended does.
+      if (!absl::IsNotFound(piece.status) || absl::StartsWith(piece.status.message(), "session ")) {
         out->set_message(std::string(piece.status.message().substr(0, kMaxPieceMessage)));
       }
       continue;

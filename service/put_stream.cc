@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
 #include "storage/base/status.h"
@@ -14,6 +15,7 @@ namespace {
 constexpr size_t kMaxAcksInMessage = 1024;
 constexpr size_t kMaxBacklog = 4096;  // acknowledgements the client has not taken, beyond which nothing is read
 constexpr size_t kMaxAckMessage = 512;
+constexpr int kMaxPiecesInMessage = 4096;  // each may need an acknowledgement
 
 void SetStatus(const absl::Status& status, v1::PutReply::Ack* ack) {
   if (status.ok()) return;
@@ -97,6 +99,11 @@ absl::Status PutStream::Receive() {
   if (!frame.ok()) {
     ++context_->stats->malformed_messages;
     return frame.status();
+  }
+  if (frame->header.pieces_size() > kMaxPiecesInMessage) {
+    ++context_->stats->malformed_messages;
+    return absl::InvalidArgumentError(absl::StrCat("a message of ", frame->header.pieces_size(),
+                                                   " pieces, expected at most ", kMaxPiecesInMessage));
   }
   std::vector<PutPiece> pieces;
   pieces.reserve(frame->header.pieces_size());

@@ -13,6 +13,7 @@ namespace kvferry {
 namespace {
 
 constexpr uint32_t kMaxCount = 65536;
+constexpr absl::Duration kMaxWait = absl::Hours(1);
 
 }  // namespace
 
@@ -41,7 +42,9 @@ absl::Status ReserveCall::Open(grpc::CallbackServerContext* call, const v1::Rese
   options.group = static_cast<uint16_t>(request.group());
   options.shard = static_cast<uint16_t>(request.shard());
   options.count = static_cast<int>(request.count());
-  options.deadline = std::min(absl::Now() + absl::Milliseconds(request.wait_ms()), absl::FromChrono(call->deadline()));
+  const absl::Duration wait = std::min(absl::Milliseconds(request.wait_ms()), kMaxWait);
+  options.deadline = std::min(absl::Now() + wait, absl::FromChrono(call->deadline()));
+  options.given_up = given_up_;
   context_->store->Reserve(request.session(), ns, options,
                            [self = shared_from_this()](auto writers) { self->Reserved(std::move(writers)); });
   return absl::OkStatus();
@@ -83,6 +86,7 @@ void ReserveCall::OnCancel() {
 }
 
 void ReserveCall::Answer(const absl::Status& status) {
+  *given_up_ = true;
   if (!answered_.exchange(true)) Finish(ToGrpc(status));
 }
 

@@ -42,6 +42,7 @@ class ReserveCall : public grpc::ServerUnaryReactor,
   std::shared_ptr<SessionChunks> chunks_;      // constant after Open
   std::shared_ptr<const ChunkLayout> layout_;  // constant after Open
   std::atomic<bool> answered_{false};
+  const std::shared_ptr<std::atomic<bool>> given_up_ = std::make_shared<std::atomic<bool>>(false);  // for the store
 
   Mutex mu_;
   std::vector<ChunkKey> reserved_ ABSL_GUARDED_BY(mu_);  // what the client was told of

@@ -103,6 +103,7 @@ Arena::Usage Arena::usage() const {
   usage.extents = extents_;
   usage.metadata = overhead_ + charged_;
   usage.free = mapped_ - extents_;
+  usage.reserve = reserve_bytes_ > charged_ ? reserve_bytes_ - charged_ : 0;
   for (const auto& [name, tenant] : tenants_) usage.segments += tenant->pool.segment_count();
   return usage;
 }

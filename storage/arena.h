@@ -65,6 +65,7 @@ class Arena {
     uint64_t metadata = 0;  // overhead and bookkeeping
     uint64_t free = 0;      // in segments, handed out to nobody
     uint64_t segments = 0;  // number of them
+    uint64_t reserve = 0;   // kept from segments and not charged yet
     uint64_t used() const { return extents + metadata; }
   };
   Usage usage() const;

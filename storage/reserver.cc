@@ -1,6 +1,7 @@
 #include "storage/reserver.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,8 +22,11 @@ absl::Status OutOfRange(absl::string_view field, int64_t value, int64_t low, int
 void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOptions& options, ReserveDone done) {
   absl::StatusOr<Writers> result = Writers();
   uint64_t ticket = 0;
+  bool answers_due = false;
   {
     MutexLock lock(&state_.mu);
+    DropGivenUp();
+    answers_due = !state_.due.empty();
     absl::StatusOr<PendingReserve> request = Check(session, ns, options);
     if (request.ok()) {
       ++state_.counters.reserves;
@@ -45,6 +49,7 @@ void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOp
     }
   }
   state_.arena->Bury();  // before the memory that took its place in the budget is touched
+  if (answers_due) state_.Kick();
   if (ticket == 0) {
     std::move(done)(std::move(result));
     return;
@@ -56,17 +61,29 @@ void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOp
   state_.Kick();
 }
 
+// Whoever stands first and has gone away must not keep the others waiting, nor have anything evicted for him.
+void Reserver::DropGivenUp() {
+  while (!state_.queue.empty()) {
+    const auto& given_up = state_.queue.Front().options.given_up;
+    if (given_up == nullptr || !given_up->load()) return;
+    state_.due.push_back({state_.queue.PopFront().done, absl::CancelledError("reserve: the caller has given up")});
+    --state_.waiting;
+  }
+}
+
 void Reserver::Pump() {
   std::vector<StoreState::Completion> answers;
   {
     MutexLock lock(&state_.mu);
-    answers.swap(state_.due);
-    while (!state_.closed && !state_.queue.empty()) {
+    for (DropGivenUp(); !state_.closed && !state_.queue.empty(); DropGivenUp()) {
       std::optional<Writers> granted = TryGrant(state_.queue.Front(), true);
       if (!granted) break;
       answers.push_back({state_.queue.PopFront().done, *std::move(granted)});
       --state_.waiting;
     }
+    answers.insert(answers.end(), std::make_move_iterator(state_.due.begin()),
+                   std::make_move_iterator(state_.due.end()));
+    state_.due.clear();
   }
   state_.arena->Bury();
   for (StoreState::Completion& answer : answers) std::move(answer.done)(std::move(answer.result));
@@ -122,7 +139,8 @@ std::optional<Reserver::Writers> Reserver::TryGrant(const PendingReserve& reques
     }
     if (!worth_it) {  // evicting everything for a request that cannot be served anyway would serve nobody
       const Arena::Usage usage = state_.arena->usage();
-      const uint64_t could_be_free = usage.budget - usage.used() + state_.index.counts().evictable_bytes;
+      const uint64_t could_be_free =
+          usage.budget - usage.used() - usage.reserve + state_.index.counts().evictable_bytes;
       worth_it = could_be_free >= (count - extents.size()) * (layout.image_bytes + overhead);
     }
     if (!worth_it || !EvictOne(may_wait, &skipped)) break;

@@ -32,6 +32,7 @@ class Reserver {
   std::unique_ptr<ChunkWriter> MakeWriter(const PendingReserve& request, Session* session, const Extent& extent)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   absl::Status Refusal(const PendingReserve& request, absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void DropGivenUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void Expire(uint64_t ticket) ABSL_LOCKS_EXCLUDED(state_.mu);
 
   StoreState& state_;

@@ -2,6 +2,7 @@
 // out a wrong byte. kvferryd serves one over gRPC; the client library embeds one for `embedded://`.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -37,6 +38,8 @@ struct ReserveOptions {
   uint16_t shard = 0;
   int count = 1;
   absl::Time deadline = absl::InfinitePast();  // how long to wait for memory; in the past: not at all
+  // Set to true by the caller who has given up waiting: the request then holds nobody else back. Null: never.
+  std::shared_ptr<const std::atomic<bool>> given_up;
 };
 using ReserveDone = absl::AnyInvocable<void(absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>>)>;
 

@@ -28,7 +28,7 @@ absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Update(const at::Te
 
 absl::Status CacheImpl::CheckWhole() const {
   if (torn_layer_ < 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("an operation broke off at layer ", torn_layer_,
+  return absl::FailedPreconditionError(absl::StrCat("a forward pass was interrupted or broke off at layer ", torn_layer_,
                                                     " after others had changed: call reset() and run the model on all ",
                                                     MaxLength(), " tokens again"));
 }

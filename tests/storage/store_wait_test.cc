@@ -34,6 +34,26 @@ TEST_F(StoreWait, GrantedWhenMemoryIsFreed) {
   EXPECT_TRUE(Has(session_, (**answer)->front()->key(), 9));
 }
 
+// A client that was killed while it waited for much stands first for as long as it said; the others must not.
+TEST_F(StoreWait, WhoHasGivenUpHoldsNobodyBack) {
+  auto given_up = std::make_shared<std::atomic<bool>>(false);
+  ReserveOptions options;
+  options.count = 4;
+  options.deadline = executor_.Now() + absl::Hours(1);
+  options.given_up = given_up;
+  absl::Status answered;
+  store_->Reserve(session_, ns_, options, [&](absl::StatusOr<Writers> writers) { answered = writers.status(); });
+  const Answer behind = Ask(1);
+  store_->Release(session_, {live_[0]});
+  executor_.Run();
+  EXPECT_FALSE(behind->has_value()) << "first come, first served";
+  *given_up = true;
+  EXPECT_EQ(Reserve(session_, ns_).status().code(), absl::StatusCode::kResourceExhausted) << "one waits rightly";
+  executor_.Run();
+  EXPECT_EQ(answered.code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(Granted(behind));
+}
+
 // B38: a bounded wait, then a refusal; nothing runs meanwhile.
 TEST_F(StoreWait, B38_RefusedAtTheDeadlineAndNeverSpins) {
   const Answer answer = Ask(1);
