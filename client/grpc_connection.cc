@@ -1,5 +1,7 @@
 #include "client/grpc_connection.h"
 
+#include <sys/un.h>
+
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -50,7 +52,12 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& target) {
 
 absl::StatusOr<std::string> DialTarget(const std::string& url) {
   absl::string_view rest = url;
-  if (absl::ConsumePrefix(&rest, "unix://") && rest.size() > 1 && rest[0] == '/') return absl::StrCat("unix:", rest);
+  if (absl::ConsumePrefix(&rest, "unix://") && rest.size() > 1 && rest[0] == '/') {
+    if (rest.size() < sizeof(sockaddr_un::sun_path)) return absl::StrCat("unix:", rest);
+    return absl::InvalidArgumentError(absl::StrCat("store URL \"", url, "\": its path has ", rest.size(),
+                                                   " bytes; a unix socket's has at most ",
+                                                   sizeof(sockaddr_un::sun_path) - 1, ": use a shorter one"));
+  }
   rest = url;
   if (absl::ConsumePrefix(&rest, "grpc://")) {
     const size_t colon = rest.rfind(':');

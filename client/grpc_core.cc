@@ -11,8 +11,8 @@ void GrpcCore::Release(absl::Span<const ChunkKey> keys) {
 }
 
 void GrpcCore::Put(SessionId owner, OutgoingBlock block) {
-  absl::Status why = Check();
-  if (why.ok() && state.closed()) why = absl::UnavailableError("this transport is closed; connect again");
+  absl::Status why;
+  if (state.closed()) why = absl::UnavailableError("this transport is closed; connect again");
   // A stream that broke is opened again once; if that one breaks too, the block's `done` hears of it.
   for (int attempt = 0; why.ok() && attempt < 2; ++attempt) {
     std::shared_ptr<Connection> connection = state.Current();

@@ -18,15 +18,15 @@ constexpr Backoff::Options kBackoff{absl::Milliseconds(20), absl::Milliseconds(2
 
 GrpcFetch::GrpcFetch(std::shared_ptr<GrpcCore> core, absl::Span<const BlockKey> keys, absl::Time deadline)
     : core_(std::move(core)),
-      session_(core_->state.session()),
       keys_(keys.begin(), keys.end()),
       deadline_(deadline),
-      suspended_(core_->suspension.Total(absl::Now())),
       backoff_(kBackoff, reinterpret_cast<uintptr_t>(this)) {
+  if (core_->fork.forked()) return;  // the locks below may be held by threads that are not here
+  session_ = core_->state.session();
+  suspended_ = core_->suspension.Total(absl::Now());
   std::shared_ptr<Connection> connection = core_->state.Current();
-  if (keys_.empty() || core_->fork.forked() || core_->state.closed() || connection == nullptr) return;
-  if (connection->session() == session_)
-    call_ = GetCall::Start(std::move(connection), keys_, deadline_, core_->counters);
+  if (keys_.empty() || core_->state.closed() || connection == nullptr || connection->session() != session_) return;
+  call_ = GetCall::Start(std::move(connection), keys_, deadline_, core_->counters);
 }
 
 GrpcFetch::~GrpcFetch() {

@@ -29,8 +29,8 @@ class GrpcFetch : public FetchStream {
   absl::Status End(const absl::Status& why);
 
   const std::shared_ptr<GrpcCore> core_;
-  const SessionId session_;  // the one that the keys belong to
   const std::vector<BlockKey> keys_;
+  SessionId session_ = 0;  // the one that the keys belong to
   absl::Time deadline_;
   absl::Duration suspended_;  // time that this process had been suspended for when deadline_ was set
   Backoff backoff_;

@@ -45,6 +45,8 @@ TEST(LocalTransportTest, RefusesOtherUrlsAndOptions) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << url;
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("\"" + url + "\""));
   }
+  const std::string deep = "unix:///" + std::string(200, 'x');
+  EXPECT_THAT(std::string(Connect(deep, {}).status().message()), ::testing::HasSubstr("at most 107"));
   ConnectOptions none;
   none.memory_bytes = 0;
   EXPECT_EQ(Connect("embedded://", none).status().code(), absl::StatusCode::kInvalidArgument);
