@@ -102,8 +102,8 @@ absl::Status PutStream::Receive() {
   }
   if (frame->header.pieces_size() > kMaxPiecesInMessage) {
     ++context_->stats->malformed_messages;
-    return absl::InvalidArgumentError(absl::StrCat("a message of ", frame->header.pieces_size(),
-                                                   " pieces, expected at most ", kMaxPiecesInMessage));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a message of ", frame->header.pieces_size(), " pieces, expected at most ", kMaxPiecesInMessage));
   }
   std::vector<PutPiece> pieces;
   pieces.reserve(frame->header.pieces_size());

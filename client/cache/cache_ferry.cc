@@ -12,7 +12,8 @@ namespace {
 // How long a store that has no room is asked where nothing depends on the answer.
 constexpr absl::Duration kNoWait = absl::Seconds(1);
 
-// Bytes that a cache may take of an accelerator's memory if it was given no bound: what is free, less a tenth. 0: no bound.
+// Bytes that a cache may take of an accelerator's memory if it was given no bound: what is free, less a tenth. 0: no
+// bound.
 uint64_t FreeMemory(const at::Device& device) {
   if (device.is_cpu()) return 0;
   const size_t free = at::accelerator::getMemoryInfo(device.index()).first;
@@ -202,7 +203,8 @@ absl::Status CacheImpl::ReserveSome(const std::vector<int64_t>& rows, bool wait)
   request.may_wait = wait;
   const bool first = std::all_of(rows_.begin(), rows_.end(), [](const CacheRow& row) { return row.chunks.empty(); });
   const ScopedTimer timer(&waited_);
-  KVFERRY_ASSIGN_OR_RETURN(auto writers, transport_->Reserve(request, absl::Now() + (wait ? options_.full_timeout : kNoWait)));
+  KVFERRY_ASSIGN_OR_RETURN(auto writers,
+                           transport_->Reserve(request, absl::Now() + (wait ? options_.full_timeout : kNoWait)));
   if (first) epoch_ = transport_->epoch();  // Reserve may have waited for a store that was starting
   for (size_t i = 0; i < rows.size(); ++i) {
     rows_[static_cast<size_t>(rows[i])].chunks.push_back(
@@ -265,8 +267,8 @@ absl::Status CacheImpl::Demote(int layer) {
       const int64_t complete = std::max<int64_t>(0, (state.length - rows_[r].start) / options_.block_tokens);
       if (state.cut[r] >= complete) continue;
       if (options_.on_full == OnFull::kDevice) return absl::OkStatus();
-      return absl::ResourceExhaustedError(absl::StrCat("layer ", layer, " cannot leave the device: block ", state.cut[r],
-                                                       " of row ", r, " has no place in the store"));
+      return absl::ResourceExhaustedError(absl::StrCat("layer ", layer, " cannot leave the device: block ",
+                                                       state.cut[r], " of row ", r, " has no place in the store"));
     }
     GrowBuffer held = std::exchange(state.buffer, GrowBuffer(&ledger_));
     state.resident = false;

@@ -28,9 +28,9 @@ absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Update(const at::Te
 
 absl::Status CacheImpl::CheckWhole() const {
   if (torn_layer_ < 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("a forward pass was interrupted or broke off at layer ", torn_layer_,
-                                                    " after others had changed: call reset() and run the model on all ",
-                                                    MaxLength(), " tokens again"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("a forward pass was interrupted or broke off at layer ", torn_layer_,
+                   " after others had changed: call reset() and run the model on all ", MaxLength(), " tokens again"));
 }
 
 // A layer that is as long as any may not grow while another that is in use lags behind: the forward pass before was

@@ -13,8 +13,9 @@
 
 namespace kvferry {
 
-// Blocks that were committed since the cache was last emptied and are not acknowledged, per layer. Thread-safe: transports count down from their own
-// threads. Shared by the cache and the acknowledgements still to come, so either may go first.
+// Blocks that were committed since the cache was last emptied and are not acknowledged, per layer. Thread-safe:
+// transports count down from their own threads. Shared by the cache and the acknowledgements still to come, so either
+// may go first.
 class PutTracker {
  public:
   void Start(int layer, uint64_t bytes);
