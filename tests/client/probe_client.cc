@@ -39,7 +39,7 @@ int Stop(Transport* transport) {
   for (int i = 0; i < 64; ++i) keys.push_back({chunk, static_cast<uint16_t>(i % 4)});
   const uint64_t epoch = transport->epoch();
   // Its deadline passes while this process is stopped.
-  auto stream = transport->Fetch(keys, absl::Now() + absl::Seconds(2));
+  auto stream = transport->Fetch(keys, absl::Now() + absl::Seconds(4));
   CHECK_THAT(stream->Next().ok());
   raise(SIGSTOP);
   for (int i = 1; i < 64; ++i) {
@@ -58,7 +58,7 @@ int Stop(Transport* transport) {
 
 int Main(const char* what, const std::string& url) {
   ConnectOptions options;
-  options.heartbeat = absl::Milliseconds(100);
+  options.heartbeat = absl::Seconds(1);
   auto transport = Connect(url, options);
   CHECK_THAT(transport.ok());
   return strcmp(what, "read") == 0 ? Read(transport->get()) : Stop(transport->get());

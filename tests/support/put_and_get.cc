@@ -1,6 +1,7 @@
 #include "tests/support/put_and_get.h"
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -38,12 +39,14 @@ NamespaceId Open(Transport* transport, const NamespaceSpec& spec) {
 Id128 PrefixKey(uint64_t n) { return {0x1234, n}; }
 
 std::vector<uint8_t> Pattern(uint64_t seed, uint64_t size) {
-  std::vector<uint8_t> bytes(size);
+  std::vector<uint8_t> bytes(RoundUp(size, 8));
   uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
-  for (uint8_t& byte : bytes) {
+  for (size_t i = 0; i < bytes.size(); i += 8) {
     state = state * 6364136223846793005u + 1442695040888963407u;
-    byte = static_cast<uint8_t>(state >> 56);
+    const uint64_t word = state ^ (state >> 29);
+    std::memcpy(&bytes[i], &word, 8);
   }
+  bytes.resize(size);
   return bytes;
 }
 

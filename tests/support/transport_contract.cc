@@ -228,9 +228,9 @@ TEST_P(TransportContract, ReleaseFreesLiveChunksButNotTheirPublishedNames) {
 }
 
 TEST_P(TransportContract, LeasedChunksAreNotEvicted) {
-  auto host = GetParam().open(16 * kMiB);
+  auto host = GetParam().open(8 * kMiB);
   auto writer = host->Connect(), reader = host->Connect();
-  const NamespaceSpec spec = SpecOf({1 << 20});
+  const NamespaceSpec spec = SpecOf({1 << 18});
   const NamespaceId ns = Open(writer.get(), spec);
   Open(reader.get(), spec);
   const auto publish = [&](uint64_t n) {
