@@ -27,7 +27,7 @@ class BinariesTest : public testing::Test {
   }
 
   std::unique_ptr<Process> Daemon(const std::vector<std::string>& more = {}) {
-    std::vector<std::string> command = {KVFERRYD, "--listen=" + url_, "--memory=128MiB"};
+    std::vector<std::string> command = {KVFERRYD, "--listen=" + url_, "--memory=128MiB", "--heartbeat=10m"};
     command.insert(command.end(), more.begin(), more.end());
     return std::make_unique<Process>(command);
   }

@@ -22,7 +22,14 @@ using ::testing::HasSubstr;
 
 class ServerLifeTest : public testing::Test {
  protected:
-  void Start(ServerOptions options = ServerOptions()) {
+  // Plain clients send no heartbeats: unless a test is about silence, none is asked for.
+  static ServerOptions Patient() {
+    ServerOptions options;
+    options.heartbeat = absl::Minutes(10);
+    return options;
+  }
+
+  void Start(ServerOptions options = Patient()) {
     options.store.memory_bytes = 256 * kMiB;
     path_ = absl::StrCat(testing::TempDir(), "/kvf_life_", getpid(), ".sock");
     options.listen = {*ParseListenAddress("unix://" + path_)};
@@ -110,7 +117,7 @@ TEST_F(ServerLifeTest, ACallUnderWayMayFinishWithinTheGrace) {
 
 // B49, scaled down: clients that shake hands and leave, some cut half way, some speaking no gRPC at all.
 TEST_F(ServerLifeTest, ComingAndGoingLeavesNothing) {
-  ServerOptions options;
+  ServerOptions options = Patient();
   options.store.reservation_grace = absl::Milliseconds(50);
   Start(options);
   RawClient steady(url_);
@@ -146,7 +153,7 @@ TEST_F(ServerLifeTest, ComingAndGoingLeavesNothing) {
 
 // B48, scaled down: a client dies with 1,000 leases and reservations; others are served, all comes back.
 TEST_F(ServerLifeTest, ADeadClientGivesEverythingBack) {
-  ServerOptions options;
+  ServerOptions options = Patient();
   options.store.reservation_grace = absl::Milliseconds(50);
   options.store.live_grace = absl::Milliseconds(200);
   Start(options);

@@ -20,6 +20,7 @@ ServerOptions TestOptions() {
   ServerOptions options;
   options.store.memory_bytes = 256 * kMiB;
   options.store.segment_bytes = 8 * kMiB;
+  options.heartbeat = absl::Minutes(10);  // plain clients send none
   options.listen = {*ParseListenAddress("127.0.0.1:0"),
                     *ParseListenAddress(absl::StrCat("unix://", testing::TempDir(), "/kvf_", getpid(), ".sock"))};
   return options;
@@ -273,7 +274,8 @@ TEST_P(ServerTest, ABrokenPutLeavesNothingVisible) {
 TEST_P(ServerTest, ASlowReaderBoundsWhatIsReadAhead) {
   const NamespaceId ns = client_->Open(SpecOf(1024));
   std::vector<BlockKey> keys;
-  for (int i = 0; i < 100; ++i) keys.push_back(PutOne(client_.get(), ns, BlockBytes(kMiB, i)));
+  const auto block = BlockBytes(kMiB, 1);
+  for (int i = 0; i < 100; ++i) keys.push_back(PutOne(client_.get(), ns, block));
   grpc::ClientContext context;
   SetTestDeadline(&context);
   v1::GetRequest request;
