@@ -13,7 +13,7 @@ def pytest_collection_modifyitems(items):
     """Nothing may hang: every test has a limit of its own or this one."""
     for item in items:
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(120))
+            item.add_marker(pytest.mark.timeout(180))
 
 
 @pytest.fixture(scope="session")

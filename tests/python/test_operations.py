@@ -110,7 +110,7 @@ class Pair:
             assert torch.equal(k, theirs.keys) and torch.equal(v, theirs.values), f"contents of layer {layer}"
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_random_operations(store):
     first = int(os.environ.get("KVFERRY_SEED", random.SystemRandom().randrange(10**9)))
     print(f"seeds from {first}")

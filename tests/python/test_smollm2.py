@@ -39,7 +39,7 @@ def expected(model):
 
 
 @pytest.mark.smollm2
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_smollm2(store, model, expected):
     cache = OffloadedCache(config=model[1].config, store=store, resident_layers=2)
     ids, logits = generate(model, cache)
