@@ -239,7 +239,7 @@ TEST(GrpcFaultsTest, AStoppedClientLosesNothing) {
   ASSERT_TRUE(WIFSTOPPED(status)) << status;
   const absl::Time stopped = absl::Now();
   Await("the store's notice", [&] { return Stat(daemon, "sessions_silent") >= 1; });
-  Await("the deadline of the client's get", [&] { return absl::Now() > stopped + absl::Seconds(5); });
+  Await("the deadline of the client's get", [&] { return absl::Now() > stopped + absl::Seconds(6); });
   ASSERT_EQ(kill(client, SIGCONT), 0);
   ASSERT_EQ(waitpid(client, &status, 0), client);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;

@@ -36,13 +36,13 @@ int Stop(Transport* transport) {
   auto half = ReserveOne(transport, ns);
   CHECK_THAT(Put(half.get(), 0, 50).ok());
   std::vector<BlockKey> keys;
-  for (int i = 0; i < 64; ++i) keys.push_back({chunk, static_cast<uint16_t>(i % 4)});
+  for (int i = 0; i < 24; ++i) keys.push_back({chunk, static_cast<uint16_t>(i % 4)});
   const uint64_t epoch = transport->epoch();
   // Its deadline passes while this process is stopped.
-  auto stream = transport->Fetch(keys, absl::Now() + absl::Seconds(4));
+  auto stream = transport->Fetch(keys, absl::Now() + absl::Seconds(5));
   CHECK_THAT(stream->Next().ok());
   raise(SIGSTOP);
-  for (int i = 1; i < 64; ++i) {
+  for (int i = 1; i < 24; ++i) {
     const auto block = stream->Next();
     if (!block.ok()) fprintf(stderr, "block %d: %s\n", i, block.status().ToString().c_str());
     CHECK_THAT(block.ok());
