@@ -4,13 +4,20 @@
 
 namespace kvferry {
 
-void GrpcCore::Release(absl::Span<const ChunkKey> keys) {
-  if (keys.empty() || fork.forked() || state.closed()) return;
+void GrpcCore::Release(absl::Span<const ChunkKey> keys, uint64_t epoch) {
+  if (keys.empty() || fork.forked() || state.closed() || epoch != state.epoch()) return;
   releases.Push(keys);
   session.Wake();
 }
 
 void GrpcCore::Put(SessionId owner, OutgoingBlock block) {
+  releases.PutStarted(block.key.chunk);
+  block.done = [weak = weak_from_this(), chunk = block.key.chunk,
+                done = std::move(block.done)](absl::Status status) mutable {
+    const std::shared_ptr<GrpcCore> core = weak.lock();
+    if (core != nullptr && core->releases.PutDone(chunk)) core->session.Wake();
+    done(std::move(status));
+  };
   absl::Status why;
   if (state.closed()) why = absl::UnavailableError("this transport is closed; connect again");
   // A stream that broke is opened again once; if that one breaks too, the block's `done` hears of it.

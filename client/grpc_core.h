@@ -22,21 +22,20 @@
 
 namespace kvferry {
 
-// Thread-safe.
-class GrpcCore {
+// Thread-safe. REQUIRES: owned by a shared_ptr.
+class GrpcCore : public std::enable_shared_from_this<GrpcCore> {
  public:
   GrpcCore(std::string url, std::string target, absl::Duration heartbeat)
       : url(std::move(url)),
         state(this->url),
         suspension(heartbeat, absl::Now()),
-        session({this->url, std::move(target), &state, &releases, &namespaces, &suspension, counters.get()},
-                heartbeat) {}
+        session({this->url, std::move(target), &state, &releases, &suspension, counters.get()}, heartbeat) {}
 
   // FAILED_PRECONDITION in a forked child.
   absl::Status Check() const { return fork.Check(url); }
 
-  // Gives chunks back in the background.
-  void Release(absl::Span<const ChunkKey> keys);
+  // Gives chunks and leases of this epoch back in the background.
+  void Release(absl::Span<const ChunkKey> keys, uint64_t epoch);
 
   // Sends the block, or calls its `done` with the reason why not: `session` is the one that reserved its chunk.
   void Put(SessionId session, OutgoingBlock block);

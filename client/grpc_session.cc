@@ -84,13 +84,12 @@ void GrpcSession::Run() {
       connection->Cancel();  // whatever it still carries belongs to a session that is gone
       connection = std::make_shared<Connection>(connection->channel(), welcome->session());
       SetInUse(stream, connection);
-      if (!welcome->resumed()) why = Reopen(connection);
     }
     bool silent = !why.ok();
     if (why.ok()) {
       backoff.Reset();
       if (parts_.state->session() != 0) ++parts_.counters->reconnects;
-      welcome->resumed() ? parts_.releases->Resumed() : parts_.releases->SessionLost();
+      welcome->resumed() ? parts_.releases->Resumed(welcome->released()) : parts_.releases->SessionLost();
       parts_.state->Up(connection, welcome->session(), welcome->boot());
       const absl::Duration beat =
           welcome->heartbeat_ms() == 0 ? heartbeat_ : absl::Milliseconds(welcome->heartbeat_ms());
@@ -135,23 +134,6 @@ absl::StatusOr<v1::SessionReply::Welcome> GrpcSession::Handshake(SessionCall* st
   return absl::UnavailableError("no welcome from the store in time");
 }
 
-absl::Status GrpcSession::Reopen(const std::shared_ptr<Connection>& connection) {
-  for (const auto& [id, known] : parts_.namespaces->All()) {
-    if (parts_.state->closed()) return absl::UnavailableError("closed");
-    const absl::Time deadline = absl::Now() + kAttemptTimeout;
-    auto call = std::make_shared<UnaryCall<v1::OpenNamespaceRequest, v1::OpenNamespaceReply>>();
-    call->request.set_session(connection->session());
-    ToProto(known->spec, call->request.mutable_spec());
-    call->Start(connection, &v1::CacheStore::Stub::async::OpenNamespace, deadline);
-    KVFERRY_RETURN_IF_ERROR(call->Wait(deadline));
-    if (const NamespaceId now = FromProto(call->reply.ns()); now != id) {
-      return absl::FailedPreconditionError(absl::StrCat("the store now calls namespace ", ToString(id), " ",
-                                                        ToString(now), "; it serves another tenant: connect again"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status GrpcSession::Serve(SessionCall* stream, absl::Duration heartbeat, bool* silent) {
   absl::Time now = absl::Now();
   absl::Time beat = now + heartbeat, heard = now, woke = now;
@@ -170,7 +152,7 @@ absl::Status GrpcSession::Serve(SessionCall* stream, absl::Duration heartbeat, b
     woke = now;
     while (std::optional<v1::SessionReply> reply = stream->Take()) {
       heard = now;
-      if (reply->has_heartbeat()) parts_.releases->HeartbeatAnswered();
+      if (reply->has_heartbeat()) parts_.releases->Confirmed(reply->heartbeat().released());
     }
     if (now - heard > kSilentBeats * heartbeat) {
       *silent = true;
@@ -179,14 +161,14 @@ absl::Status GrpcSession::Serve(SessionCall* stream, absl::Duration heartbeat, b
     v1::SessionRequest request;
     if (now >= beat) {
       request.mutable_heartbeat();
-      if (stream->Write(std::move(request))) {
-        parts_.releases->HeartbeatSent();
-        beat = now + heartbeat;
+      if (stream->Write(std::move(request))) beat = now + heartbeat;
+    } else if (stream->writable()) {
+      if (const auto batch = parts_.releases->Next(kReleaseBatch); batch.has_value()) {
+        v1::SessionRequest::Release* release = request.mutable_release();
+        release->set_seq(batch->seq);
+        for (const ChunkKey& key : batch->keys) ToProto(key, release->add_keys());
+        stream->Write(std::move(request));
       }
-    } else if (!parts_.releases->empty() && stream->writable()) {
-      for (const ChunkKey& key : parts_.releases->Take(kReleaseBatch))
-        ToProto(key, request.mutable_release()->add_keys());
-      stream->Write(std::move(request));
     }
     stream->Wait(std::max(std::min(beat, heard + kSilentBeats * heartbeat), now + heartbeat / 8));
   }

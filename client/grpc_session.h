@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/grpc_session_call.h"
-#include "client/namespace_book.h"
 #include "client/release_queue.h"
 #include "client/session_state.h"
 #include "client/suspension.h"
@@ -26,7 +25,6 @@ class GrpcSession {
     std::string url, target;
     SessionState* state;
     ReleaseQueue* releases;
-    NamespaceBook* namespaces;
     SuspensionMeter* suspension;
     TransportCounters* counters;
   };
@@ -43,8 +41,6 @@ class GrpcSession {
   void Run();
   // Hello and Welcome.
   absl::StatusOr<v1::SessionReply::Welcome> Handshake(SessionCall* stream);
-  // Opens the known namespaces for a new session.
-  absl::Status Reopen(const std::shared_ptr<Connection>& connection);
   // Heartbeats and releases until the stream is over; says whether the connection is to be given up as well.
   absl::Status Serve(SessionCall* stream, absl::Duration heartbeat, bool* silent);
   void SayBye(SessionCall* stream);

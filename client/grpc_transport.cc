@@ -69,12 +69,8 @@ class GrpcTransport : public Transport {
 
   absl::StatusOr<NamespaceId> OpenNamespace(const NamespaceSpec& spec, absl::Time deadline) override {
     if (absl::Status status = Validate(spec); !status.ok()) return StoreError(url(), "open namespace", status);
-    auto call = std::make_shared<UnaryCall<v1::OpenNamespaceRequest, v1::OpenNamespaceReply>>();
-    ToProto(spec, call->request.mutable_spec());
-    KVFERRY_RETURN_IF_ERROR(Send("open namespace", call.get(), &Async::OpenNamespace, deadline));
-    const NamespaceId ns = FromProto(call->reply.ns());
-    core_->namespaces.Add(ns, spec);
-    return ns;
+    KVFERRY_ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection, Wait(deadline));
+    return OpenOn(std::move(connection), spec, deadline);
   }
 
   absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>> Reserve(const kvferry::ReserveRequest& request,
@@ -93,7 +89,13 @@ class GrpcTransport : public Transport {
     call->request.set_shard(request.shard);
     call->request.set_count(static_cast<uint32_t>(std::max(request.count, 0)));
     call->request.set_wait_ms(request.may_wait ? WaitMillis(deadline) : 0);
-    KVFERRY_RETURN_IF_ERROR(Send("reserve", call.get(), &Async::Reserve, deadline));
+    call->on_late = [weak = std::weak_ptr<GrpcCore>(core_), request](const auto& late) {
+      std::vector<ChunkKey> keys;
+      for (const v1::Id& id : late.reply.ids())
+        keys.push_back({request.ns, FromProto(id), request.group, request.shard});
+      GiveBack(weak, late.session(), keys);
+    };
+    KVFERRY_RETURN_IF_ERROR(SendWithin(request.ns, "reserve", call.get(), &Async::Reserve, deadline));
     std::vector<std::unique_ptr<ChunkWriter>> writers;
     for (const v1::Id& id : call->reply.ids()) {
       const ChunkKey key{request.ns, FromProto(id), request.group, request.shard};
@@ -119,11 +121,18 @@ class GrpcTransport : public Transport {
     auto call = std::make_shared<UnaryCall<v1::LookupRequest, v1::LookupReply>>();
     for (const ChunkKey& key : keys) ToProto(key, call->request.add_keys());
     call->request.set_lease(lease);
-    KVFERRY_RETURN_IF_ERROR(Send("lookup", call.get(), &Async::Lookup, deadline));
-    return LookupResult{static_cast<int>(call->reply.chunks()), call->reply.bytes()};
+    call->on_late = [weak = std::weak_ptr<GrpcCore>(core_), lease,
+                     keys = std::vector<ChunkKey>(keys.begin(), keys.end())](const auto& late) {
+      const size_t found = std::min<size_t>(late.reply.chunks(), keys.size());
+      if (lease) GiveBack(weak, late.session(), absl::MakeConstSpan(keys).first(found));
+    };
+    const NamespaceId ns = keys.empty() ? NamespaceId{} : keys[0].ns;
+    KVFERRY_RETURN_IF_ERROR(SendWithin(ns, "lookup", call.get(), &Async::Lookup, deadline));
+    return LookupResult{static_cast<int>(call->reply.chunks()), call->reply.bytes(),
+                        core_->state.EpochOf(call->session())};
   }
 
-  void Release(absl::Span<const ChunkKey> keys) override { core_->Release(keys); }
+  void Release(absl::Span<const ChunkKey> keys, uint64_t epoch) override { core_->Release(keys, epoch); }
 
   std::unique_ptr<FetchStream> Fetch(absl::Span<const BlockKey> keys, absl::Time deadline) override {
     return std::make_unique<GrpcFetch>(core_, keys, deadline);
@@ -151,14 +160,60 @@ class GrpcTransport : public Transport {
   }
 
  private:
+  // What an answer that nobody waited for has handed out.
+  static void GiveBack(const std::weak_ptr<GrpcCore>& weak, SessionId session, absl::Span<const ChunkKey> keys) {
+    const std::shared_ptr<GrpcCore> core = weak.lock();
+    if (core != nullptr) core->Release(keys, core->state.EpochOf(session));
+  }
+
+  absl::StatusOr<std::shared_ptr<Connection>> Wait(absl::Time deadline) {
+    KVFERRY_RETURN_IF_ERROR(core_->Check());
+    return core_->state.Wait(deadline);
+  }
+
   // Sends the call's request within the session of the moment and waits for its reply.
   template <typename Call>
   absl::Status Send(absl::string_view name, Call* call, typename Call::Method method, absl::Time deadline) {
-    KVFERRY_RETURN_IF_ERROR(core_->Check());
-    KVFERRY_ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection, core_->state.Wait(deadline));
+    KVFERRY_ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection, Wait(deadline));
+    return SendOn(std::move(connection), name, call, method, deadline);
+  }
+
+  // The same, with `ns` open in that session if it has been opened in any before.
+  template <typename Call>
+  absl::Status SendWithin(const NamespaceId& ns, absl::string_view name, Call* call, typename Call::Method method,
+                          absl::Time deadline) {
+    KVFERRY_ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection, Wait(deadline));
+    const std::shared_ptr<const KnownNamespace> known = core_->namespaces.Find(ns);
+    if (known != nullptr && known->session != connection->session()) {
+      KVFERRY_ASSIGN_OR_RETURN(const NamespaceId now, OpenOn(connection, known->spec, deadline));
+      if (now != ns) {
+        return StoreError(
+            url(), name,
+            absl::FailedPreconditionError(absl::StrCat("the store now calls namespace ", ToString(ns), " ",
+                                                       ToString(now), "; it serves another tenant: connect again")));
+      }
+    }
+    return SendOn(std::move(connection), name, call, method, deadline);
+  }
+
+  template <typename Call>
+  absl::Status SendOn(std::shared_ptr<Connection> connection, absl::string_view name, Call* call,
+                      typename Call::Method method, absl::Time deadline) {
     call->request.set_session(connection->session());
     call->Start(std::move(connection), method, deadline);
     return StoreError(url(), name, call->Wait(deadline));
+  }
+
+  absl::StatusOr<NamespaceId> OpenOn(std::shared_ptr<Connection> connection, const NamespaceSpec& spec,
+                                     absl::Time deadline) {
+    auto call = std::make_shared<UnaryCall<v1::OpenNamespaceRequest, v1::OpenNamespaceReply>>();
+    ToProto(spec, call->request.mutable_spec());
+    const SessionId session = connection->session();
+    KVFERRY_RETURN_IF_ERROR(
+        SendOn(std::move(connection), "open namespace", call.get(), &Async::OpenNamespace, deadline));
+    const NamespaceId ns = FromProto(call->reply.ns());
+    core_->namespaces.Add(ns, spec)->session = session;
+    return ns;
   }
 
   const std::shared_ptr<GrpcCore> core_;

@@ -8,7 +8,11 @@
 namespace kvferry {
 
 GrpcWriter::GrpcWriter(std::shared_ptr<GrpcCore> core, std::shared_ptr<const KnownNamespace> known, const ChunkKey& key)
-    : core_(std::move(core)), known_(std::move(known)), key_(key), layout_(known_->layouts[key.group]) {
+    : core_(std::move(core)),
+      known_(std::move(known)),
+      key_(key),
+      layout_(known_->layouts[key.group]),
+      epoch_(core_->state.EpochOf(key.Owner())) {
   MutexLock lock(&mu_);
   slots_.resize(layout_.slots.size());
 }
@@ -20,7 +24,8 @@ GrpcWriter::~GrpcWriter() {
     MutexLock lock(&mu_);
     sealed = committed_ == slots_.size();
   }
-  if (!sealed) core_->Release({key_});
+  fate_->gone = true;
+  if (!sealed || fate_->failed) core_->Release({key_}, epoch_);
 }
 
 MutableByteView GrpcWriter::Layer(int layer) {
@@ -61,8 +66,16 @@ void GrpcWriter::Commit(int layer, uint64_t checksum, CommitDone done) {
   block.checksum = checksum;
   block.data.bytes = ByteView(buffer.get(), layout_.slots[static_cast<size_t>(layer)].size);
   block.data.pin = std::move(buffer);
-  block.done = std::move(done);
   const std::shared_ptr<GrpcCore> core = core_;  // `done` may destroy this writer
+  block.done = [weak = std::weak_ptr<GrpcCore>(core), key = key_, epoch = epoch_, fate = fate_,
+                done = std::move(done)](absl::Status status) mutable {
+    if (!status.ok()) {
+      fate->failed = true;
+      const std::shared_ptr<GrpcCore> kept = fate->gone ? weak.lock() : nullptr;
+      if (kept != nullptr) kept->Release({key}, epoch);
+    }
+    done(std::move(status));
+  };
   core->Put(key_.Owner(), std::move(block));
 }
 

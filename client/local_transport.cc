@@ -194,10 +194,10 @@ class LocalTransport : public Transport {
     KVFERRY_RETURN_IF_ERROR(shared_->Check());
     absl::StatusOr<Match> match = shared_->store().Lookup(shared_->session, keys, lease);
     if (!match.ok()) return Error("lookup", match.status());
-    return LookupResult{match->chunks, match->bytes};
+    return LookupResult{match->chunks, match->bytes, epoch()};
   }
 
-  void Release(absl::Span<const ChunkKey> keys) override {
+  void Release(absl::Span<const ChunkKey> keys, uint64_t) override {
     if (shared_->Check().ok()) shared_->store().Release(shared_->session, keys);
   }
 

@@ -7,47 +7,66 @@ namespace kvferry {
 
 void ReleaseQueue::Push(absl::Span<const ChunkKey> keys) {
   MutexLock lock(&mu_);
-  waiting_.insert(waiting_.end(), keys.begin(), keys.end());
+  for (const ChunkKey& key : keys) {
+    if (puts_.contains(key)) {
+      held_back_.insert(key);
+    } else {
+      waiting_.push_back(key);
+    }
+  }
 }
 
-std::vector<ChunkKey> ReleaseQueue::Take(size_t limit) {
+void ReleaseQueue::PutStarted(const ChunkKey& chunk) {
   MutexLock lock(&mu_);
-  const auto end = waiting_.begin() + static_cast<ptrdiff_t>(std::min(limit, waiting_.size()));
-  std::vector<ChunkKey> batch(waiting_.begin(), end);
-  waiting_.erase(waiting_.begin(), end);
-  std::copy_if(batch.begin(), batch.end(), std::back_inserter(since_heartbeat_),
-               [](const ChunkKey& key) { return key.IsLive(); });
-  return batch;
+  ++puts_[chunk];
 }
 
-bool ReleaseQueue::empty() const {
+bool ReleaseQueue::PutDone(const ChunkKey& chunk) {
   MutexLock lock(&mu_);
-  return waiting_.empty();
+  const auto it = puts_.find(chunk);
+  if (--it->second > 0) return false;
+  puts_.erase(it);
+  if (held_back_.erase(chunk) == 0) return false;
+  waiting_.push_back(chunk);
+  return true;
 }
 
-void ReleaseQueue::HeartbeatSent() {
+std::optional<ReleaseQueue::Batch> ReleaseQueue::Next(size_t limit) {
   MutexLock lock(&mu_);
-  sent_.push_back(std::exchange(since_heartbeat_, {}));
+  if (sent_ == unconfirmed_.size()) {
+    if (waiting_.empty()) return std::nullopt;
+    const auto end = waiting_.begin() + static_cast<ptrdiff_t>(std::min(limit, waiting_.size()));
+    unconfirmed_.push_back({++last_seq_, {waiting_.begin(), end}});
+    waiting_.erase(waiting_.begin(), end);
+  }
+  return unconfirmed_[sent_++];
 }
 
-void ReleaseQueue::HeartbeatAnswered() {
+void ReleaseQueue::Confirmed(uint64_t seq) {
   MutexLock lock(&mu_);
-  if (!sent_.empty()) sent_.pop_front();
+  ConfirmedLocked(seq);
 }
 
-void ReleaseQueue::Resumed() {
+void ReleaseQueue::ConfirmedLocked(uint64_t seq) {
+  while (!unconfirmed_.empty() && unconfirmed_.front().seq <= seq) {
+    unconfirmed_.pop_front();
+    if (sent_ > 0) --sent_;
+  }
+}
+
+void ReleaseQueue::Resumed(uint64_t seq) {
   MutexLock lock(&mu_);
-  for (const std::vector<ChunkKey>& batch : sent_) waiting_.insert(waiting_.end(), batch.begin(), batch.end());
-  waiting_.insert(waiting_.end(), since_heartbeat_.begin(), since_heartbeat_.end());
-  sent_.clear();
-  since_heartbeat_.clear();
+  ConfirmedLocked(seq);
+  sent_ = 0;
 }
 
 void ReleaseQueue::SessionLost() {
   MutexLock lock(&mu_);
   waiting_.clear();
-  sent_.clear();
-  since_heartbeat_.clear();
+  unconfirmed_.clear();
+  held_back_.clear();
+  sent_ = 0;
+  last_seq_ = 0;
 }
 
 }  // namespace kvferry

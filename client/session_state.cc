@@ -41,6 +41,11 @@ uint64_t SessionState::epoch() const {
   return epoch_;
 }
 
+uint64_t SessionState::EpochOf(SessionId session) const {
+  MutexLock lock(&mu_);
+  return session == session_ ? epoch_ : 0;
+}
+
 SessionId SessionState::session() const {
   MutexLock lock(&mu_);
   return session_;

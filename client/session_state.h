@@ -32,6 +32,8 @@ class SessionState {
   // The connection in use, or the last one, on which calls may still go on; null before the first. Never waits.
   std::shared_ptr<Connection> Current() const;
   uint64_t epoch() const;
+  // The epoch that began with `session`; 0, which no epoch is, if another session has followed it.
+  uint64_t EpochOf(SessionId session) const;
   SessionId session() const;  // the last one; 0 before the first
 
   // The driver.

@@ -44,6 +44,7 @@ struct PrefixName {
 struct LookupResult {
   int chunks = 0;  // whole chunks found from the front
   uint64_t bytes = 0;
+  uint64_t epoch = 0;  // in which they are leased
 };
 
 // Counted since the transport was made.
@@ -78,8 +79,9 @@ class Transport {
   virtual absl::Status Publish(const ChunkKey& live, const PrefixName& name, absl::Time deadline) = 0;
   virtual absl::StatusOr<LookupResult> Lookup(absl::Span<const ChunkKey> keys, bool lease, absl::Time deadline) = 0;
 
-  // Gives chunks back (live keys) or leases (prefix keys). Batched, in the background, never blocks.
-  virtual void Release(absl::Span<const ChunkKey> keys) = 0;
+  // Gives chunks back (live keys) or leases (prefix keys) of `epoch`; those of another one are gone already. Batched,
+  // in the background, never blocks. A chunk may be given back while its commits are under way.
+  virtual void Release(absl::Span<const ChunkKey> keys, uint64_t epoch) = 0;
 
   // Starts to read. Never blocks; errors come from Next().
   virtual std::unique_ptr<FetchStream> Fetch(absl::Span<const BlockKey> keys, absl::Time deadline) = 0;

@@ -2,42 +2,28 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-
 namespace kvferry {
 
-absl::Status SessionChunks::AddNamespace(const NamespaceId& ns, const NamespaceSpec& spec) {
-  std::vector<std::shared_ptr<const ChunkLayout>> layouts;
-  layouts.reserve(spec.groups.size());
-  for (size_t group = 0; group < spec.groups.size(); ++group) {
-    layouts.push_back(std::make_shared<const ChunkLayout>(ChunkLayout::For(spec, static_cast<int>(group))));
-  }
+void SessionChunks::MarkUsed() {
   MutexLock lock(&mu_);
-  if (layouts_.contains(ns)) return absl::OkStatus();
-  if (layouts_.size() >= kMaxNamespaces) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("this session has opened ", layouts_.size(), " namespaces, expected at most ", kMaxNamespaces));
-  }
-  layouts_.emplace(ns, std::move(layouts));
-  return absl::OkStatus();
+  used_ = true;
 }
 
-absl::StatusOr<std::shared_ptr<const ChunkLayout>> SessionChunks::Layout(const NamespaceId& ns, int group) const {
+bool SessionChunks::TakeRelease(uint64_t seq) {
   MutexLock lock(&mu_);
-  const auto it = layouts_.find(ns);
-  if (it == layouts_.end()) {
-    return absl::NotFoundError(absl::StrCat("namespace ", ToString(ns), " has not been opened by this session"));
-  }
-  if (group < 0 || static_cast<size_t>(group) >= it->second.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("group is ", group, ", expected 0 to ", it->second.size() - 1, " in namespace ", ToString(ns)));
-  }
-  return it->second[group];
+  if (seq <= released_) return false;
+  released_ = seq;
+  return true;
 }
 
-bool SessionChunks::empty() const {
+uint64_t SessionChunks::released() const {
   MutexLock lock(&mu_);
-  return layouts_.empty();
+  return released_;
+}
+
+bool SessionChunks::used() const {
+  MutexLock lock(&mu_);
+  return used_;
 }
 
 bool SessionChunks::Add(std::vector<std::unique_ptr<ChunkWriter>> writers, std::shared_ptr<const ChunkLayout> layout) {

@@ -1,18 +1,15 @@
-// What the service keeps for one session beside the store: the namespaces it opened and the chunks it is writing.
+// What the service keeps for one session beside the store: the chunks it is writing.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "service/reserved_chunk.h"
 #include "storage/base/chunk_image.h"
 #include "storage/base/key.h"
 #include "storage/base/mutex.h"
-#include "storage/base/namespace_spec.h"
 
 namespace kvferry {
 
@@ -20,15 +17,14 @@ namespace kvferry {
 // destroyed under its lock.
 class SessionChunks {
  public:
-  static constexpr size_t kMaxNamespaces = 4096;
+  // The session has opened a namespace: before that nothing can belong to it.
+  void MarkUsed();
+  bool used() const;
 
-  // REQUIRES: Validate(spec) is OK. RESOURCE_EXHAUSTED beyond kMaxNamespaces.
-  absl::Status AddNamespace(const NamespaceId& ns, const NamespaceSpec& spec);
-  // NOT_FOUND if this session has not opened the namespace; INVALID_ARGUMENT if the spec has no such group.
-  absl::StatusOr<std::shared_ptr<const ChunkLayout>> Layout(const NamespaceId& ns, int group) const;
-
-  // Nothing can belong to a session that has opened no namespace.
-  bool empty() const;
+  // True the first time that a release with this number comes; numbers grow.
+  bool TakeRelease(uint64_t seq);
+  // The number of the last one.
+  uint64_t released() const;
 
   // False once Close() was called; the writers are then aborted.
   bool Add(std::vector<std::unique_ptr<ChunkWriter>> writers, std::shared_ptr<const ChunkLayout> layout);
@@ -44,8 +40,9 @@ class SessionChunks {
   using ChunkMap = absl::flat_hash_map<ChunkKey, std::shared_ptr<ReservedChunk>>;
 
   mutable Mutex mu_;
-  absl::flat_hash_map<NamespaceId, std::vector<std::shared_ptr<const ChunkLayout>>> layouts_ ABSL_GUARDED_BY(mu_);
   ChunkMap chunks_ ABSL_GUARDED_BY(mu_);
+  uint64_t released_ ABSL_GUARDED_BY(mu_) = 0;
+  bool used_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -9,6 +9,11 @@
 #include "proto/frame.h"
 
 namespace kvferry {
+namespace {
+
+constexpr int kMaxReleased = 65536;
+
+}  // namespace
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* SessionStream::Start(ServiceContext* context) {
   auto stream = std::make_shared<SessionStream>(context);
@@ -149,14 +154,18 @@ void SessionStream::Hello(const v1::SessionRequest::Hello& hello) {
 }
 
 void SessionStream::Release(const v1::SessionRequest::Release& release) {
-  const auto chunks = context_->sessions->Find(attachment_.session);
-  if (!chunks.ok()) return;
+  if (release.keys_size() > kMaxReleased) {
+    Want(absl::InvalidArgumentError(
+        absl::StrCat("a release of ", release.keys_size(), " keys, expected at most ", kMaxReleased)));
+    return;
+  }
+  if (!chunks_->TakeRelease(release.seq())) return;
   std::vector<ChunkKey> keys;
   keys.reserve(release.keys_size());
   for (const v1::ChunkKey& key : release.keys()) {
     if (const auto chunk = FromProto(key); chunk.ok()) keys.push_back(*chunk);
   }
-  (*chunks)->Drop(keys);
+  chunks_->Drop(keys);
   context_->store->Release(attachment_.session, keys);
 }
 
@@ -169,7 +178,13 @@ void SessionStream::Welcome(const absl::StatusOr<ClientSessions::Attachment>& at
     context_->sessions->Detach(*attached);
     return;
   }
+  const auto chunks = context_->sessions->Find(attached->session);
+  if (!chunks.ok()) {  // it has ended already
+    Want(chunks.status());
+    return;
+  }
   attachment_ = *attached;
+  chunks_ = *chunks;
   attached_ = true;
   owe_welcome_ = true;
 }
@@ -184,10 +199,11 @@ void SessionStream::Write() {
     welcome->set_max_message_bytes(kMaxMessageBytes);
     welcome->set_heartbeat_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(context_->heartbeat)));
     welcome->set_resumed(attachment_.resumed);
+    welcome->set_released(chunks_->released());
   } else if (std::exchange(owe_drain_, false)) {
     outgoing_.mutable_drain();
   } else if (std::exchange(owe_heartbeat_, false)) {
-    outgoing_.mutable_heartbeat();
+    outgoing_.mutable_heartbeat()->set_released(chunks_->released());
   } else {
     return;
   }

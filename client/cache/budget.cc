@@ -21,11 +21,8 @@ uint64_t DeviceBytesNeeded(const BudgetInput& input, int resident) {
   }
   const int spare = (resident < layers ? 1 : 0) + (resident > 0 ? 1 : 0);  // the ring slot; a buffer that is replaced
   bytes += static_cast<uint64_t>(spare) * widest * capacity;
-  if (resident < layers) {
-    bytes += widest * tail;  // a tail that is replaced
-    bytes += static_cast<uint64_t>(input.depth) * widest * static_cast<uint64_t>(input.columns) * rows;
-  }
-  return bytes;
+  if (resident < layers) bytes += widest * tail;  // a tail that is replaced
+  return bytes + static_cast<uint64_t>(input.in_flight) * widest * static_cast<uint64_t>(input.columns) * rows;
 }
 
 int LayersWithin(const BudgetInput& input, int limit, uint64_t bytes) {

@@ -17,7 +17,7 @@ struct BudgetInput {
   int64_t batch = 0;
   int64_t columns = 0;       // tokens a row will hold
   int64_t tail_columns = 0;  // room of one tail
-  int depth = 0;             // layers whose blocks may be in flight and take memory here
+  int in_flight = 0;         // layers whose blocks may be on their way, in either direction, and take memory here
 };
 
 // Bytes on the device with the first `resident` layers kept whole: their buffers, one ring slot, one buffer being

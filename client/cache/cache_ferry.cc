@@ -102,9 +102,13 @@ absl::StatusOr<int> CacheImpl::ResidentLayersFor(int64_t columns, int64_t batch)
   input.batch = batch;
   input.columns = columns;
   input.tail_columns = TailColumns();
-  if (limit == layers() && DeviceBytesNeeded(input, limit) <= bound) return limit;
-  KVFERRY_RETURN_IF_ERROR(Connect());
-  input.depth = transport_->fetch_copies() ? Depth() + 1 : 0;
+  const bool all_stay = limit == layers() && DeviceBytesNeeded(input, limit) <= bound;
+  if (all_stay && !ferrying_ && !options_.resident_layers) return limit;
+  if (absl::Status status = Connect(); !status.ok()) {
+    if (all_stay) return limit;  // nothing will be put
+    return status;
+  }
+  input.in_flight = transport_->fetch_copies() ? Depth() + 1 : 0;
   // Blocks whose put failed are held by this process for good.
   const uint64_t held = transport_->fetch_copies() ? std::min(tracker_->bytes_failed(), bound) : 0;
   const int resident = LayersWithin(input, limit, bound - held);
@@ -216,13 +220,18 @@ absl::Status CacheImpl::ReserveSome(const std::vector<int64_t>& rows, bool wait)
 // Keeps the blocks that are on the device for the wire within depth + 1 layers: the model waits for the store here, and
 // only if the store is slower.
 absl::Status CacheImpl::AwaitRoom(int layer) {
-  if (!ferrying_ || resident_ >= layers()) return absl::OkStatus();
+  if (!ferrying_) return absl::OkStatus();
   const ScopedTimer timer(&waited_);
   int ahead = 0;
   for (const Ahead& a : ahead_) ahead += a.layer != layer ? 1 : 0;
   const absl::Status status =
       tracker_->WaitForLayers(std::max(0, Depth() - ahead), layer, absl::Now() + options_.full_timeout);
   return status.ok() ? status : Lost(status);
+}
+
+// The same without waiting, for layers that stay: nothing depends on when they are put, so the model never waits.
+bool CacheImpl::HasRoom(int layer) const {
+  return !transport_->fetch_copies() || tracker_->PendingLayers(layer) <= Depth();
 }
 
 // Lets the transport free what a resident layer lent it: nobody will ask for it while the layer is here.
@@ -278,8 +287,8 @@ absl::Status CacheImpl::Demote(int layer) {
   return absl::OkStatus();
 }
 
-// The layers are not what the first one promised: what has been put comes back, and after this forward pass the
-// namespace is opened with the shapes seen.
+// The layers are not what the first one promised: what has been put comes back, everything stays, and after this
+// forward pass it is planned, and the namespace opened, with the shapes seen.
 absl::Status CacheImpl::Relearn(int layer) {
   for (int l = 0; l < layers(); ++l) {
     CacheLayerState& state = layers_[static_cast<size_t>(l)];

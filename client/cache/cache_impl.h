@@ -132,6 +132,7 @@ class CacheImpl final : public Cache {
   absl::Status ReserveSome(const std::vector<int64_t>& rows, bool wait);
   absl::Status Demote(int layer);
   absl::Status AwaitRoom(int layer);
+  bool HasRoom(int layer) const;
   void PutEntries(CacheLayerState& state, const KeysValues& full, int layer);
   absl::Status Relearn(int layer);
   void ForgetTable();

@@ -101,7 +101,9 @@ absl::Status CacheImpl::SelectRows(const std::vector<int64_t>& rows) {
 void CacheImpl::PutResident() {
   for (int l = 0; l < layers() && ferrying_; ++l) {
     CacheLayerState& state = layers_[static_cast<size_t>(l)];
-    if (state.resident && !state.plain && state.length > 0) PutEntries(state, state.buffer.View(), l);
+    if (!state.resident || state.plain || state.length == 0) continue;
+    AwaitRoom(l).IgnoreError();  // a store that does not answer costs memory here, and nothing else
+    PutEntries(state, state.buffer.View(), l);
   }
   for (size_t r = 0; r < rows_.size(); ++r) {
     int64_t used = 0;
@@ -196,6 +198,8 @@ void CacheImpl::StartTracking() {
 
 absl::Status CacheImpl::Flush(absl::Time deadline) {
   if (transport_ == nullptr) return absl::OkStatus();
+  KVFERRY_RETURN_IF_ERROR(CheckWhole());
+  Guarded(0, [&] { PutResident(); });
   const ScopedTimer timer(&waited_);
   KVFERRY_RETURN_IF_ERROR(tracker_->WaitForLayers(0, -1, deadline));
   KVFERRY_RETURN_IF_ERROR(tracker_->last_error());

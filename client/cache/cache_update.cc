@@ -48,7 +48,7 @@ absl::Status CacheImpl::CheckInStep(int layer) {
 absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int layer) {
   const int64_t tokens = added.k.size(2);
   if (layer >= layers()) {
-    if (namespace_) KVFERRY_RETURN_IF_ERROR(Relearn(layer));  // one more than the first forward pass had
+    if (learnt_) KVFERRY_RETURN_IF_ERROR(Relearn(layer));  // one more than the first forward pass had
     AddLayers(layer);
   }
   CacheLayerState& state = layers_[static_cast<size_t>(layer)];
@@ -63,7 +63,7 @@ absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int l
     const KeysValues assumed = ShapeOf(layer);
     const auto empty = [](const at::Tensor& t) { return EmptyLike(t, {t.size(0), t.size(1), 0, t.size(3)}); };
     state.shape = {empty(added.k), empty(added.v)};
-    if (namespace_ && !CheckAgainstLayer(assumed.k, assumed.v, layer).ok()) {
+    if (learnt_ && assumed.defined() && !CheckAgainstLayer(assumed.k, assumed.v, layer).ok()) {
       if (absl::Status status = Relearn(layer); !status.ok()) {
         state.shape = {};
         return status;
@@ -76,7 +76,8 @@ absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int l
   const bool wants_grad = c10::GradMode::is_enabled() && (added.k.requires_grad() || added.v.requires_grad());
   if (state.plain || wants_grad) return UpdatePlain(added, layer);
 
-  KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer));
+  const bool all_stay = resident_ >= layers();
+  if (!all_stay) KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer));
   KeysValues full = added;
   if (state.resident) {
     SweepAcknowledged(layer);
@@ -91,7 +92,7 @@ absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int l
     CopyColumns(added.v, 0, full.v, state.length, tokens);
   }
   state.length = columns;
-  if (ferrying_) PutEntries(state, full, layer);
+  if (ferrying_ && (!all_stay || HasRoom(layer))) PutEntries(state, full, layer);
   if (!state.resident) KeepTail(state, full);
   FetchAhead(layer);
   return full;

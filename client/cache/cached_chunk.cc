@@ -31,6 +31,14 @@ void PutTracker::Finish(int layer, uint64_t bytes, const absl::Status& status) {
   changed_.NotifyAll();
 }
 
+void PutTracker::Forget(int layer, uint64_t bytes) {
+  MutexLock lock(&mu_);
+  --failed_[static_cast<size_t>(layer)];
+  bytes_failed_ -= bytes;
+  bytes_held_ -= bytes;
+  if (bytes_failed_ == 0) last_error_ = absl::OkStatus();
+}
+
 int PutTracker::PendingLayersLocked(int except) const {
   int layers = 0;
   for (size_t l = 0; l < pending_.size(); ++l) layers += pending_[l] > 0 && static_cast<int>(l) != except ? 1 : 0;
@@ -84,15 +92,25 @@ absl::Status PutTracker::last_error() const {
 }
 
 struct CachedChunk::Acks {
-  explicit Acks(int layers) : state(static_cast<size_t>(layers)), bytes(static_cast<size_t>(layers)) {}
-  std::vector<std::atomic<uint8_t>> state;  // of State, by layer
-  std::vector<uint64_t> bytes;              // by layer, set at commit
+  explicit Acks(int layers)
+      : state(static_cast<size_t>(layers)), bytes(static_cast<size_t>(layers)), tracker(static_cast<size_t>(layers)) {}
+  std::vector<std::atomic<uint8_t>> state;           // of State, by layer
+  std::vector<uint64_t> bytes;                       // by layer, set at commit
+  std::vector<std::shared_ptr<PutTracker>> tracker;  // by layer, set at commit
 };
 
 CachedChunk::CachedChunk(std::shared_ptr<Transport> transport, std::unique_ptr<ChunkWriter> writer, int layers)
-    : transport_(std::move(transport)), writer_(std::move(writer)), acks_(std::make_shared<Acks>(layers)) {}
+    : transport_(std::move(transport)),
+      epoch_(transport_->epoch()),
+      writer_(std::move(writer)),
+      acks_(std::make_shared<Acks>(layers)) {}
 
-CachedChunk::~CachedChunk() { transport_->Release({writer_->key()}); }
+CachedChunk::~CachedChunk() {
+  for (size_t l = 0; l < acks_->state.size(); ++l) {
+    if (acks_->state[l].exchange(kGone) == kFailed) acks_->tracker[l]->Forget(static_cast<int>(l), acks_->bytes[l]);
+  }
+  transport_->Release({writer_->key()}, epoch_);
+}
 
 bool CachedChunk::Claim(int layer) {
   uint8_t expected = kReserved;
@@ -102,11 +120,18 @@ bool CachedChunk::Claim(int layer) {
 void CachedChunk::Commit(int layer, uint64_t checksum, const std::shared_ptr<PutTracker>& tracker) {
   const auto l = static_cast<size_t>(layer);
   acks_->bytes[l] = writer_->Layer(layer).size();
+  acks_->tracker[l] = tracker;
   acks_->state[l].store(kPending, std::memory_order_relaxed);
   tracker->Start(layer, acks_->bytes[l]);
   writer_->Commit(layer, checksum, [acks = acks_, tracker, layer, l](absl::Status status) {
-    acks->state[l].store(status.ok() ? kAcknowledged : kFailed, std::memory_order_release);
+    uint8_t pending = kPending;
+    if (status.ok()) {
+      acks->state[l].compare_exchange_strong(pending, kAcknowledged);
+      tracker->Finish(layer, acks->bytes[l], status);
+      return;
+    }
     tracker->Finish(layer, acks->bytes[l], status);
+    if (!acks->state[l].compare_exchange_strong(pending, kFailed)) tracker->Forget(layer, acks->bytes[l]);
   });
 }
 

@@ -21,6 +21,9 @@ class PutTracker {
   void Start(int layer, uint64_t bytes);
   void Finish(int layer, uint64_t bytes, const absl::Status& status);
 
+  // Blocks that failed are held no longer: their chunk has gone.
+  void Forget(int layer, uint64_t bytes);
+
   // Waits until at most `limit` layers other than `except` have unacknowledged blocks. DEADLINE_EXCEEDED if not in
   // time.
   absl::Status WaitForLayers(int limit, int except, absl::Time deadline);
@@ -33,7 +36,7 @@ class PutTracker {
   // Of the blocks that are held: not acknowledged, or failed.
   uint64_t bytes_held() const;
   uint64_t bytes_failed() const;
-  // Why the last block that failed did; OK if none has.
+  // Why the last block that failed did; OK if none is held that has.
   absl::Status last_error() const;
 
  private:
@@ -77,10 +80,11 @@ class CachedChunk {
   uint64_t StoredBytes() const;
 
  private:
-  enum State : uint8_t { kReserved, kClaimed, kPending, kAcknowledged, kFailed, kDiscarded };
+  enum State : uint8_t { kReserved, kClaimed, kPending, kAcknowledged, kFailed, kDiscarded, kGone };
   struct Acks;  // outlives the chunk where an acknowledgement comes late
 
   const std::shared_ptr<Transport> transport_;
+  const uint64_t epoch_;  // of the transport
   const std::unique_ptr<ChunkWriter> writer_;
   const std::shared_ptr<Acks> acks_;
 };

@@ -51,7 +51,7 @@ absl::Status RoundTrip(const std::string& url) {
     view->CopyTo(0, view->size(), reinterpret_cast<uint8_t*>(bytes.data()));
     std::cout << ToString(block) << ": " << view->size() << " bytes of '" << bytes[0] << "'\n";
   }
-  (*transport)->Release({&key, 1});  // by its live key: the chunk is freed
+  (*transport)->Release({&key, 1}, (*transport)->epoch());  // by its live key: the chunk is freed
   return absl::OkStatus();
 }
 

@@ -112,7 +112,7 @@ class Plane {
     std::vector<ChunkKey> keys;
     for (const auto& writer : writers_) keys.push_back(writer->key());
     writers_.clear();
-    transport_->Release(keys);
+    transport_->Release(keys, transport_->epoch());
   }
 
  private:

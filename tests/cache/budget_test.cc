@@ -23,7 +23,7 @@ TEST(BudgetTest, CountsRingTailsAndFlight) {
   BudgetInput input = Uniform(4, 8, 1000);
   // One resident, its replacement, the ring; three tails and one that is replaced.
   EXPECT_EQ(DeviceBytesNeeded(input, 1), 3u * 1256 * 8 + 4u * 64 * 8);
-  input.depth = 2;
+  input.in_flight = 2;
   EXPECT_EQ(DeviceBytesNeeded(input, 1), 3u * 1256 * 8 + 4u * 64 * 8 + 2u * 1000 * 8);
   input.batch = 3;
   EXPECT_EQ(DeviceBytesNeeded(input, 1), 3 * (3u * 1256 * 8 + 4u * 64 * 8 + 2u * 1000 * 8));

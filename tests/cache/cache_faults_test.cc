@@ -15,11 +15,12 @@ constexpr int kLayers = 3;
 
 class CacheFaultsTest : public testing::Test {
  protected:
-  void NewCache(std::optional<int> resident, OnFull on_full = OnFull::kRaise) {
+  void NewCache(std::optional<int> resident, OnFull on_full = OnFull::kRaise, std::optional<int> depth = std::nullopt) {
     CacheOptions options;
     options.layers = kLayers;
     options.block_tokens = 4;
     options.resident_layers = resident;
+    options.prefetch_depth = depth;
     options.on_full = on_full;
     options.full_timeout = absl::Seconds(20);
     auto cache = Cache::Create(options, Provide(store_));
@@ -131,6 +132,36 @@ TEST_F(CacheFaultsTest, UnacknowledgedBlocksAreReadFromTheDevice) {
   store_->ReleaseAcks();
   EXPECT_EQ(cache_->Stats().blocks_put, 2u * kLayers * 3);
   EXPECT_TRUE(Forward(1).ok());
+}
+
+TEST_F(CacheFaultsTest, LayersThatStayNeverWaitForTheStore) {
+  NewCache(kLayers, OnFull::kRaise, /*depth=*/0);
+  store_->copies = true;
+  store_->hold_acks = true;
+  ASSERT_TRUE(Forward(13).ok());
+  const int some = store_->commits;
+  EXPECT_GT(some, 0);
+  EXPECT_LT(some, 2 * kLayers * 3) << "blocks of all layers take memory of this process at once";
+  store_->ReleaseAcks();
+  ASSERT_TRUE(cache_->Flush(absl::Now() + absl::Seconds(10)).ok());
+  EXPECT_EQ(cache_->Stats().blocks_put, 2u * kLayers * 3);
+  EXPECT_TRUE(Forward(1).ok());
+}
+
+// A put that failed counts as long as its chunk lives, and no longer.
+TEST_F(CacheFaultsTest, FailedBlocksGoWithTheirChunk) {
+  NewCache(0, OnFull::kRaise, /*depth=*/0);
+  store_->copies = true;
+  ASSERT_TRUE(Forward(8).ok());
+  store_->fail_commits = 1000;
+  ASSERT_TRUE(Forward(4).ok());
+  store_->fail_commits = 0;
+  EXPECT_EQ(cache_->Stats().layers_on_device, kLayers);
+  ASSERT_TRUE(cache_->Crop(4).ok());
+  oracle_.Crop(4);
+  EXPECT_TRUE(cache_->Flush(absl::Now() + absl::Seconds(10)).ok()) << "nothing that is held has failed";
+  ASSERT_TRUE(Forward(1).ok());
+  EXPECT_EQ(cache_->Stats().layers_on_device, 1);
 }
 
 TEST_F(CacheFaultsTest, ModelWaitsForASlowStoreOnly) {

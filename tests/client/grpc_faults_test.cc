@@ -128,7 +128,7 @@ TEST(GrpcFaultsTest, KilledAndStartedAgainTenTimes) {
     EXPECT_EQ(Bytes(*block), Pattern(103, kBlock));
     EXPECT_EQ(GetOne(transport.get(), {chunk, 0}).status().code(), Code::kNotFound);
     EXPECT_FALSE(Put((*writers)[0].get(), 0, 1).ok()) << "the chunk is gone";
-    transport->Release({again});
+    transport->Release({again}, transport->epoch());
   }
   EXPECT_GE(transport->Stats().reconnects, 10u);
   EXPECT_EQ(transport->Stats().checksum_errors, 0u);
@@ -181,6 +181,29 @@ TEST(GrpcFaultsTest, AStoppedStoreIsADeadline) {
   EXPECT_TRUE(GetOne(transport.get(), {chunk, 0}).ok());
   Await("the end of the puts", [&] { return commits.ended() == 8; });
   EXPECT_EQ(commits.stored, 8);
+}
+
+// What the store hands out after the caller has left is given back.
+TEST(GrpcFaultsTest, LateAnswersLeaveNothingBehind) {
+  ChildDaemon daemon({"--memory=256MiB", "--heartbeat=60s"});
+  auto transport = MustConnect(daemon.unix_url(), absl::Minutes(1));
+  const NamespaceId ns = Open(transport.get(), SpecOf({kBlock}));
+  const ChunkKey chunk = PutChunk(transport.get(), ns, 1, 1);
+  const PrefixName name{{5, 5}, {}};
+  ASSERT_TRUE(transport->Publish(chunk, name, Soon()).ok());
+  ReserveRequest eight;
+  eight.ns = ns;
+  eight.count = 8;
+  daemon.Stop();
+  const auto deadline = [] { return absl::Now() + absl::Milliseconds(100); };
+  EXPECT_EQ(transport->Lookup({{ns, name.prefix_key, 0, 0}}, /*lease=*/true, deadline()).status().code(),
+            Code::kDeadlineExceeded);
+  EXPECT_EQ(transport->Reserve(eight, deadline()).status().code(), Code::kDeadlineExceeded);
+  daemon.Continue();
+  Await("the late look-up", [&] { return Stat(daemon, "lookup_chunks_hit") == 1; });
+  Await("the end of its lease", [&] { return Stat(daemon, "chunks_leased") == 0; });
+  Await("the late reservation", [&] { return ReserveOne(transport.get(), ns)->key().id[1] > 8; });
+  Await("its end", [&] { return Stat(daemon, "chunks_reserved") == 0; });
 }
 
 TEST(GrpcFaultsTest, ATransportToAStoppedStoreCanBeDestroyed) {

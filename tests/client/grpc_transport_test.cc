@@ -135,7 +135,7 @@ TEST(GrpcTransportTest, AForkedChildIsTold) {
     told = told && absl::IsFailedPrecondition(transport->Flush(Soon()));
     told = told && absl::IsFailedPrecondition(Connect(daemon.unix_url(), {}).status());
     told = told && Connect("embedded://", {}).ok();
-    transport->Release({chunk});
+    transport->Release({chunk}, transport->epoch());
     transport->Close();
     writer = nullptr;
     stream = nullptr;

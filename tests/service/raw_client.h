@@ -116,6 +116,31 @@ class RawClient {
     return status;
   }
 
+  grpc::Status Publish(const ChunkKey& live, const Id128& prefix_key) {
+    grpc::ClientContext context;
+    SetTestDeadline(&context);
+    v1::PublishRequest request;
+    request.set_session(welcome.session());
+    ToProto(live, request.mutable_live());
+    ToProto(prefix_key, request.mutable_prefix_key());
+    v1::PublishReply reply;
+    return stub->Publish(&context, request, &reply);
+  }
+
+  // How many leading chunks there are.
+  uint32_t Lookup(const std::vector<ChunkKey>& keys, bool lease) {
+    grpc::ClientContext context;
+    SetTestDeadline(&context);
+    v1::LookupRequest request;
+    request.set_session(welcome.session());
+    for (const ChunkKey& key : keys) ToProto(key, request.add_keys());
+    request.set_lease(lease);
+    v1::LookupReply reply;
+    const grpc::Status status = stub->Lookup(&context, request, &reply);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return reply.chunks();
+  }
+
   // A message with one piece of one block. `checksum`: of the whole block, where the caller has it.
   v1::PutRequest Piece(const BlockKey& key, const std::vector<uint8_t>& block, uint64_t offset, uint64_t size,
                        std::optional<uint64_t> checksum = std::nullopt) const {

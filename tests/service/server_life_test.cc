@@ -102,7 +102,7 @@ TEST_F(ServerLifeTest, ACallUnderWayMayFinishWithinTheGrace) {
   const auto upload = client.stub->Put(&context);
   ASSERT_TRUE(upload->Write(client.Piece({keys[0], 0}, block, 0, kMiB)));
   ASSERT_TRUE(Eventually([&] { return server_->stats().put_bytes_copied == kMiB; }));
-  std::thread stopping([&] { server_->Shutdown(absl::Seconds(60)); });
+  std::thread stopping([&] { server_->Shutdown(absl::Hours(1)); });
   v1::SessionReply notice;
   ASSERT_TRUE(client.Hear(&notice));
   EXPECT_TRUE(notice.has_drain());
@@ -110,8 +110,32 @@ TEST_F(ServerLifeTest, ACallUnderWayMayFinishWithinTheGrace) {
   v1::PutReply reply;
   ASSERT_TRUE(upload->Read(&reply));
   EXPECT_EQ(reply.acks(0).code(), 0u) << reply.acks(0).message();
-  upload->WritesDone();
-  EXPECT_TRUE(upload->Finish().ok());
+  // Nothing is under way any more: the service does not wait for the rest of the grace.
+  EXPECT_FALSE(upload->Read(&reply));
+  EXPECT_EQ(upload->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  stopping.join();
+}
+
+// B84: a stream of puts that stays open between two blocks, as clients keep one, is no call under way.
+TEST_F(ServerLifeTest, AnIdleUploadDoesNotHoldUpTheDrain) {
+  Start();
+  RawClient client(url_);
+  ASSERT_TRUE(client.Hello().ok());
+  std::vector<ChunkKey> keys;
+  ASSERT_TRUE(client.Reserve(client.Open(SmallSpec(2, 1, 128, 1024)), 1, &keys).ok());
+  grpc::ClientContext context, other;
+  SetTestDeadline(&context);
+  SetTestDeadline(&other);
+  const auto upload = client.stub->Put(&context), unused = client.stub->Put(&other);
+  ASSERT_TRUE(upload->Write(client.Piece({keys[0], 0}, BlockBytes(kMiB, 1), 0, kMiB)));
+  v1::PutReply reply;
+  ASSERT_TRUE(upload->Read(&reply));
+  EXPECT_EQ(reply.acks(0).code(), 0u) << reply.acks(0).message();
+  ASSERT_TRUE(Eventually([&] { return server_->stats().put_streams == 2; }));
+  std::thread stopping([&] { server_->Shutdown(absl::Hours(1)); });
+  EXPECT_FALSE(upload->Read(&reply));
+  EXPECT_EQ(upload->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(unused->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
   stopping.join();
 }
 
@@ -202,6 +226,7 @@ TEST_F(ServerLifeTest, AnAbandonedReserveGivesBackWhatItGets) {
   const auto code = client.stub->Reserve(&context, request, &reply).error_code();
   EXPECT_TRUE(code == grpc::StatusCode::DEADLINE_EXCEEDED || code == grpc::StatusCode::RESOURCE_EXHAUSTED) << code;
   v1::SessionRequest release;
+  release.mutable_release()->set_seq(1);
   for (const ChunkKey& key : keys) ToProto(key, release.mutable_release()->add_keys());
   ASSERT_TRUE(client.Say(release));
   EXPECT_TRUE(Eventually([&] { return server_->store()->Stats().chunks_reserved == 0; }));

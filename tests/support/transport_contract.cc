@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "storage/base/checksum.h"
+#include "storage/base/mutex.h"
 
 namespace kvferry {
 
@@ -50,11 +51,39 @@ TEST_P(TransportContract, ViewsOutliveTheirStreamAndTheirChunk) {
   absl::StatusOr<BlockView> block = GetOne(transport.get(), {chunk, 0});
   ASSERT_TRUE(block.ok()) << block.status();
   EXPECT_EQ(transport->Stats().bytes_in_flight, transport->fetch_copies() ? 300'000u : 0u);
-  transport->Release({chunk});
+  transport->Release({chunk}, transport->epoch());
   AwaitMiss(transport.get(), {chunk, 0});
   PutChunk(transport.get(), ns, 1, 99);  // into the same memory, if it were free
   transport = nullptr;
   EXPECT_EQ(Bytes(*block), Pattern(1, 300'000));
+}
+
+TEST_P(TransportContract, AChunkMayBeGivenBackWhileItsCommitsAreUnderWay) {
+  constexpr int kRounds = 40, kSlots = 4;
+  auto host = GetParam().open(64 * kMiB);
+  auto transport = host->Connect();
+  const NamespaceId ns = Open(transport.get(), SpecOf(std::vector<uint32_t>(kSlots, 200'000)));
+  Mutex mu;
+  CondVar changed;
+  std::vector<absl::Status> outcomes;
+  for (int round = 0; round < kRounds; ++round) {
+    auto writer = ReserveOne(transport.get(), ns);
+    for (int layer = 0; layer < kSlots; ++layer) {
+      const std::vector<uint8_t> bytes = Pattern(static_cast<uint64_t>(layer), 200'000);
+      std::copy(bytes.begin(), bytes.end(), writer->Layer(layer).begin());
+      writer->Commit(layer, BlockChecksum(bytes), [&](absl::Status status) {
+        MutexLock lock(&mu);
+        outcomes.push_back(std::move(status));
+        changed.NotifyAll();
+      });
+    }
+    const ChunkKey chunk = writer->key();
+    writer = nullptr;
+    transport->Release({chunk}, transport->epoch());
+  }
+  MutexLock lock(&mu);
+  while (outcomes.size() < kRounds * kSlots) ASSERT_FALSE(changed.WaitUntil(&mu, Soon())) << outcomes.size();
+  for (const absl::Status& status : outcomes) EXPECT_TRUE(status.ok()) << status;
 }
 
 // B31: until its chunk is sealed a block exists for its owner alone; a live chunk for ever.
@@ -209,7 +238,7 @@ TEST_P(TransportContract, AFullStoreRefusesWholeReservationsAndReleaseMakesRoom)
   held[1] = nullptr;
   held[2] = nullptr;
   EXPECT_FALSE(got);
-  transport->Release({kept});
+  transport->Release({kept}, transport->epoch());
   waiter.join();
 }
 
@@ -219,7 +248,7 @@ TEST_P(TransportContract, ReleaseFreesLiveChunksButNotTheirPublishedNames) {
   const NamespaceId ns = Open(transport.get(), SpecOf({9000}));
   const ChunkKey plain = PutChunk(transport.get(), ns, 1, 1), published = PutChunk(transport.get(), ns, 1, 2);
   ASSERT_TRUE(transport->Publish(published, {PrefixKey(5), {}}, Soon()).ok());
-  transport->Release({plain, published});
+  transport->Release({plain, published}, transport->epoch());
   AwaitMiss(transport.get(), {plain, 0});
   AwaitMiss(transport.get(), {published, 0});
   absl::StatusOr<BlockView> block = GetOne(transport.get(), {{ns, PrefixKey(5), 0, 0}, 0});
@@ -236,7 +265,7 @@ TEST_P(TransportContract, LeasedChunksAreNotEvicted) {
   const auto publish = [&](uint64_t n) {
     const ChunkKey live = PutChunk(writer.get(), ns, 1, n);
     ASSERT_TRUE(writer->Publish(live, {PrefixKey(n), {}}, Soon()).ok());
-    writer->Release({live});
+    writer->Release({live}, writer->epoch());
   };
   publish(1);
   const ChunkKey first{ns, PrefixKey(1), 0, 0};
@@ -244,7 +273,7 @@ TEST_P(TransportContract, LeasedChunksAreNotEvicted) {
   for (uint64_t n = 2; n < 40; ++n) publish(n);  // more than the budget: the others are evicted
   EXPECT_TRUE(GetOne(reader.get(), {first, 0}).ok());
   EXPECT_EQ(reader->Lookup({{ns, PrefixKey(2), 0, 0}}, false, Soon())->chunks, 0);
-  reader->Release({first});
+  reader->Release({first}, reader->epoch());
   const absl::Time deadline = Soon();
   for (uint64_t n = 40; reader->Lookup({first}, false, Soon())->chunks == 1; ++n) {
     ASSERT_LT(absl::Now(), deadline) << "the lease was never returned";
@@ -353,7 +382,7 @@ TEST_P(TransportContract, ManyThreadsShareATransport) {
         ASSERT_TRUE(block.ok()) << block.status();
         ASSERT_EQ(Bytes(*block), Pattern(expected + layer, block->size()));
         if (mine.size() > 10) {
-          transport->Release({mine.front().first});
+          transport->Release({mine.front().first}, transport->epoch());
           mine.erase(mine.begin());
         }
       }
