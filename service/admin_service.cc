@@ -1,6 +1,6 @@
 #include "service/admin_service.h"
 
-#include <utility>
+#include <algorithm>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -10,7 +10,7 @@
 namespace kvferry {
 namespace {
 
-constexpr int kChunksInMessage = 512;
+constexpr uint64_t kChunksInMessage = 512;
 
 void AddStore(const StoreStats& s, v1::StatsReply* reply) {
   const auto gauge = [reply](const char* name, uint64_t value) {
@@ -75,32 +75,10 @@ void AddService(const ServiceStats& s, v1::StatsReply* reply) {
   add("get_streams", s.get_streams, true);
 }
 
-// Sends a listing message by message. Threads: gRPC's, one event at a time.
-class ListStream : public grpc::ServerWriteReactor<v1::ListReply> {
- public:
-  explicit ListStream(std::vector<v1::ListReply> replies) : replies_(std::move(replies)) { WriteNext(); }
-
-  void OnWriteDone(bool ok) override {
-    if (!ok) next_ = replies_.size();
-    WriteNext();
-  }
-  void OnDone() override { delete this; }
-
- private:
-  void WriteNext() {
-    if (next_ < replies_.size()) {
-      StartWrite(&replies_[next_++]);
-    } else {
-      Finish(grpc::Status::OK);
-    }
-  }
-
-  const std::vector<v1::ListReply> replies_;
-  size_t next_ = 0;
-};
-
 void Fill(const ChunkInfo& info, v1::ListReply::Chunk* out) {
-  ToProto(info.key, out->mutable_key());
+  ChunkKey key = info.key;
+  if (key.IsLive()) key.id[0] = kLiveBit | SessionTag(key.Owner());
+  ToProto(key, out->mutable_key());
   out->set_tenant(info.tenant);
   out->set_model(info.model);
   out->set_state(info.state);
@@ -110,6 +88,36 @@ void Fill(const ChunkInfo& info, v1::ListReply::Chunk* out) {
   out->set_layers(info.layers);
   out->set_layers_committed(info.layers_committed);
 }
+
+// Asks the store for the next message's chunks when the last one is off. Threads: gRPC's, one event at a time.
+class ListStream : public grpc::ServerWriteReactor<v1::ListReply> {
+ public:
+  ListStream(const Store* store, uint32_t limit) : store_(store), left_(limit == 0 ? UINT64_MAX : limit) {
+    WriteNext();
+  }
+
+  void OnWriteDone(bool ok) override { ok ? WriteNext() : Finish(grpc::Status::OK); }
+  void OnDone() override { delete this; }
+
+ private:
+  void WriteNext() {
+    const std::vector<ChunkInfo> chunks = store_->List(last_, std::min(left_, kChunksInMessage));
+    if (chunks.empty()) {
+      Finish(grpc::Status::OK);
+      return;
+    }
+    left_ -= chunks.size();
+    last_ = chunks.back().number;
+    reply_.Clear();
+    for (const ChunkInfo& chunk : chunks) Fill(chunk, reply_.add_chunks());
+    StartWrite(&reply_);
+  }
+
+  const Store* const store_;
+  uint64_t left_;      // of the limit
+  uint64_t last_ = 0;  // number of the last chunk sent
+  v1::ListReply reply_;
+};
 
 }  // namespace
 
@@ -127,16 +135,7 @@ grpc::ServerUnaryReactor* AdminService::Stats(grpc::CallbackServerContext* call,
 
 grpc::ServerWriteReactor<v1::ListReply>* AdminService::List(grpc::CallbackServerContext*,
                                                             const v1::ListRequest* request) {
-  std::vector<v1::ListReply> replies;
-  uint32_t left = request->limit() == 0 ? UINT32_MAX : request->limit();
-  context_->store->List([&](const ChunkInfo& info) {
-    if (left == 0) return false;
-    --left;
-    if (replies.empty() || replies.back().chunks_size() == kChunksInMessage) replies.emplace_back();
-    Fill(info, replies.back().add_chunks());
-    return left > 0;
-  });
-  return new ListStream(std::move(replies));
+  return new ListStream(context_->store, request->limit());
 }
 
 }  // namespace kvferry

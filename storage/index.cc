@@ -38,8 +38,9 @@ ChunkKey Record::PublishedKey() const { return Sibling(chunk->key(), prefix_key)
 uint64_t RecordOverhead(const ChunkLayout& layout) {
   constexpr uint64_t kControlBlocks = 64;
   constexpr uint64_t kMapSlots = 3 * (sizeof(ChunkKey) + sizeof(RecordPtr) + 16);
-  return sizeof(Record) + sizeof(Chunk) + kControlBlocks + kMapSlots + layout.slots.size() * sizeof(uint64_t) +
-         layout.slots.size() / 8;
+  constexpr uint64_t kNumberSlot = 2 * (sizeof(uint64_t) + sizeof(const Record*));  // of a node that is half full
+  return sizeof(Record) + sizeof(Chunk) + kControlBlocks + kMapSlots + kNumberSlot +
+         layout.slots.size() * sizeof(uint64_t) + layout.slots.size() / 8;
 }
 
 void Index::AddLive(Record* record) {
@@ -123,6 +124,10 @@ void Index::ForEachPublished(absl::FunctionRef<void(const RecordPtr&)> visit) co
   for (const auto& [key, record] : published_) visit(record);
 }
 
+void Index::ForEachAfter(uint64_t after, size_t limit, absl::FunctionRef<void(const Record&)> visit) const {
+  for (auto it = by_number_.upper_bound(after); it != by_number_.end() && limit > 0; ++it, --limit) visit(*it->second);
+}
+
 bool Index::HasChildren(const Record& record) const { return children_.contains(record.PublishedKey()); }
 
 // True if `key` is `of` or lies above it. Ends: what is published has no ring.
@@ -135,8 +140,8 @@ bool Index::IsAncestor(const ChunkKey& key, ChunkKey of) const {
   return of == key;
 }
 
-// Brings the gauges and the queue in line with what the record has become. Every turn ends here, so neither can be
-// forgotten in one.
+// Brings the gauges, the numbers and the queue in line with what the record has become. Every turn ends here, so none
+// can be forgotten in one.
 void Index::Settle(Record* record) {
   const uint8_t as = Classify(*record);
   if (as != record->counted) {
@@ -144,6 +149,13 @@ void Index::Settle(Record* record) {
     Count(record->counted, bytes, false, &counts_);
     Count(as, bytes, true, &counts_);
     record->counted = as;
+  }
+  const bool named = record->live || record->published;
+  if (named && record->number == 0) {
+    record->number = ++last_number_;
+    by_number_.emplace_hint(by_number_.end(), record->number, record);
+  } else if (!named && record->number != 0) {
+    by_number_.erase(std::exchange(record->number, 0));
   }
   const bool may_go = (as & kEvictable) != 0 && !HasChildren(*record);
   if (may_go && !record->queued) policy_->Insert(record);
@@ -178,6 +190,16 @@ absl::Status Index::CheckInvariants() const {
     }
     queued += record->queued ? 1 : 0;
     if (record->parent != kNone) ++children[Sibling(key, record->parent)];
+  }
+  uint64_t live = 0, published = 0;
+  for (const auto& [number, record] : by_number_) {
+    if (record->number != number) return absl::InternalError(absl::StrCat("chunk ", number, " has another number"));
+    live += record->live ? 1 : 0;
+    published += record->published ? 1 : 0;
+  }
+  if (live != counts_.live + counts_.reserved || published != published_.size()) {
+    return absl::InternalError(absl::StrCat("numbered are ", live, "/", counts_.live + counts_.reserved, " live and ",
+                                            published, "/", published_.size(), " published chunks"));
   }
   if (children != children_) return absl::InternalError("the counts of children do not agree");
   if (queued != policy_->size() || published_.size() != counts_.published ||

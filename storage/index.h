@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -30,6 +31,7 @@ struct Record : EvictionNode {
   Id128 prefix_key{};  // while published
   Id128 parent{};
   uint32_t leases = 0;  // over all sessions
+  uint64_t number = 0;  // ascending in the order of reservation; 0 without a name
 
   // Under its prefix key. REQUIRES: published.
   ChunkKey PublishedKey() const;
@@ -40,11 +42,11 @@ struct Record : EvictionNode {
 };
 using RecordPtr = std::shared_ptr<Record>;
 
-// Bytes of bookkeeping charged for a chunk beside its image: record, chunk, layers and the slots of three hash maps.
+// Bytes of bookkeeping charged for a chunk beside its image: record, chunk, layers and the slots of four maps.
 uint64_t RecordOverhead(const ChunkLayout& layout);
 
-// The prefix names of chunks, who is whose parent, and the queue of those that may be evicted. Live names are in their
-// sessions. Threads: none of its own; the store's mutex guards it and its records.
+// The chunks there are by number, their prefix names, who is whose parent, and the queue of those that may be evicted.
+// Live names are in their sessions. Threads: none of its own; the store's mutex guards it and its records.
 class Index {
  public:
   explicit Index(std::unique_ptr<EvictionPolicy> policy) : policy_(std::move(policy)) {}
@@ -71,6 +73,8 @@ class Index {
   size_t queue_size() const { return policy_->size(); }
 
   void ForEachPublished(absl::FunctionRef<void(const RecordPtr&)> visit) const;
+  // In the order of their numbers: those with a name and a number above `after`, `limit` at most. O(limit).
+  void ForEachAfter(uint64_t after, size_t limit, absl::FunctionRef<void(const Record&)> visit) const;
 
   // Gauges of now. Bytes include the bookkeeping; each chunk is in one of the three byte counts at most.
   struct Counts {
@@ -94,6 +98,8 @@ class Index {
   absl::flat_hash_map<ChunkKey, RecordPtr> published_;
   absl::flat_hash_map<ChunkKey, uint32_t>
       children_;  // prefix key -> published chunks whose parent it is, itself here or not
+  absl::btree_map<uint64_t, const Record*> by_number_;  // live or published
+  uint64_t last_number_ = 0;
   Counts counts_;
 };
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -74,6 +73,7 @@ struct ChunkInfo {
   std::string tenant, model, state;  // state: "reserved", "live", "published"
   uint64_t bytes = 0;
   uint32_t tokens = 0, leases = 0, layers = 0, layers_committed = 0;
+  uint64_t number = 0;  // ascending in the order of reservation
 };
 
 // Thread-safe. No call blocks; every `done` runs once, never under a lock, on the calling thread where the answer is at
@@ -125,8 +125,9 @@ class Store {
   virtual void Flush(FlushDone done) = 0;
 
   virtual StoreStats Stats() const = 0;
-  // Calls `visit` for each chunk of a snapshot of the index, outside every lock, until it returns false.
-  virtual void List(absl::FunctionRef<bool(const ChunkInfo&)> visit) const = 0;
+  // The chunks numbered above `after`, in that order, `limit` at most. Many are listed by one call after another: what
+  // comes or goes meanwhile may be missing.
+  virtual std::vector<ChunkInfo> List(uint64_t after, size_t limit) const = 0;
 };
 
 // `executor` must outlive the store. Errors as Validate(options).

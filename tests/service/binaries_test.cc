@@ -17,6 +17,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class BinariesTest : public testing::Test {
  protected:
@@ -128,7 +129,7 @@ TEST_F(BinariesTest, CtlShowsStatsAndChunks) {
   RawClient client(url_);
   ASSERT_TRUE(client.Hello().ok());
   NamespaceSpec spec = SmallSpec();
-  spec.model = "a \"quoted\" model";
+  spec.model = "a \"quoted\" model \xff\n";  // any bytes
   std::vector<ChunkKey> keys;
   ASSERT_TRUE(client.Reserve(client.Open(spec), 3, &keys).ok());
   std::string out, err;
@@ -137,9 +138,11 @@ TEST_F(BinariesTest, CtlShowsStatsAndChunks) {
   EXPECT_EQ(Ctl({"stats", "--json", "--server", url_}, &out, &err), 0) << err;
   EXPECT_THAT(out, HasSubstr("\"chunks_reserved\": 3"));
   EXPECT_EQ(Ctl({"ls", "--server", url_}, &out, &err), 0) << err;
-  EXPECT_THAT(out, AllOf(HasSubstr("CHUNK"), HasSubstr(ToString(keys[0].id)), HasSubstr("reserved"), HasSubstr("0/2")));
+  EXPECT_THAT(out, AllOf(HasSubstr("CHUNK"), HasSubstr("reserved"), HasSubstr("0/2"),
+                         HasSubstr("a \"quoted\" model \\xff\\x0a\n")));
+  EXPECT_THAT(out, Not(HasSubstr(absl::StrCat(absl::Hex(client.welcome.session()))))) << "whoever has it can resume it";
   EXPECT_EQ(Ctl({"ls", "--json", "--limit=2", "--server", url_}, &out, &err), 0) << err;
-  EXPECT_THAT(out, HasSubstr("\"model\": \"a \\\"quoted\\\" model\""));
+  EXPECT_THAT(out, HasSubstr("\"model\": \"a \\\"quoted\\\" model \\ufffd\\u000a\""));
   EXPECT_EQ(std::count(out.begin(), out.end(), '{'), 2);
 }
 

@@ -49,7 +49,7 @@ class StoreProperty : public StoreFixture, public testing::WithParamInterface<ui
     ASSERT_EQ(stats.sessions, oracle.clients.size());
     ASSERT_LE(stats.memory_used_bytes + stats.memory_free_in_segments_bytes, stats.memory_budget_bytes);
     uint64_t listed = 0;
-    store_->List([&](const ChunkInfo& info) { return listed += info.bytes, true; });
+    for (const ChunkInfo& info : store_->List(0, SIZE_MAX)) listed += info.bytes;
     ASSERT_LE(listed, stats.memory_used_bytes - stats.metadata_bytes);
   }
   void Step(Oracle& oracle, std::mt19937& random);

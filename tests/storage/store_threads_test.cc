@@ -127,7 +127,11 @@ void StoreThreads::Work(int thread, uint32_t seed) {
             ns = *store_->OpenNamespace(session, Spec());
             break;
           case 3:
-            store_->List([](const ChunkInfo&) { return true; });
+            for (uint64_t after = 0, seen = 1; seen != 0;) {
+              const std::vector<ChunkInfo> chunks = store_->List(after, 4);
+              seen = chunks.size();
+              if (seen != 0) after = chunks.back().number;
+            }
             break;
           default:
             (void)store_->Stats();
