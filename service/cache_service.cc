@@ -87,7 +87,7 @@ absl::Status CacheService::DoOpenNamespace(const v1::OpenNamespaceRequest& reque
   KVFERRY_ASSIGN_OR_RETURN(const auto chunks, context_->sessions->Find(request.session()));
   KVFERRY_ASSIGN_OR_RETURN(const NamespaceSpec spec, FromProto(request.spec()));
   KVFERRY_ASSIGN_OR_RETURN(const NamespaceId ns, context_->store->OpenNamespace(request.session(), spec));
-  KVFERRY_RETURN_IF_ERROR(chunks->AddNamespace(ns, spec));
+  chunks->MarkUsed();
   ToProto(ns, reply->mutable_ns());
   return absl::OkStatus();
 }

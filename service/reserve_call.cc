@@ -36,7 +36,7 @@ absl::Status ReserveCall::Open(grpc::CallbackServerContext* call, const v1::Rese
   }
   const NamespaceId ns = FromProto(request.ns());
   KVFERRY_ASSIGN_OR_RETURN(chunks_, context_->sessions->Find(request.session()));
-  KVFERRY_ASSIGN_OR_RETURN(layout_, chunks_->Layout(ns, static_cast<int>(request.group())));
+  KVFERRY_ASSIGN_OR_RETURN(layout_, context_->store->Layout(request.session(), ns, static_cast<int>(request.group())));
 
   ReserveOptions options;
   options.group = static_cast<uint16_t>(request.group());

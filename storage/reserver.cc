@@ -105,9 +105,7 @@ void Reserver::Expire(uint64_t ticket) {
 absl::StatusOr<PendingReserve> Reserver::Check(SessionId id, const NamespaceId& ns_id, const ReserveOptions& options) {
   const Session* session = state_.sessions.Find(id);
   if (session == nullptr) return UnknownSession(id);
-  if (!session->namespaces.contains(ns_id)) {
-    return absl::NotFoundError(absl::StrCat("namespace ", ToString(ns_id), " is not open in session ", absl::Hex(id)));
-  }
+  if (!session->namespaces.contains(ns_id)) return NamespaceNotOpen(ns_id);
   PendingReserve request;
   request.session = id;
   request.ns = state_.namespaces.Find(session->tenant, ns_id);

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "storage/base/block_view.h"
+#include "storage/base/chunk_image.h"
 #include "storage/base/chunk_writer.h"
 #include "storage/base/key.h"
 #include "storage/base/namespace_spec.h"
@@ -93,6 +94,10 @@ class Store {
 
   // Makes the spec's namespace known to the session's tenant and returns its id. Errors as Validate(spec).
   virtual absl::StatusOr<NamespaceId> OpenNamespace(SessionId session, const NamespaceSpec& spec) = 0;
+  // How chunks of a group lie in memory; all who ask share one. NOT_FOUND if the session has not opened the namespace;
+  // INVALID_ARGUMENT if its spec has no such group.
+  virtual absl::StatusOr<std::shared_ptr<const ChunkLayout>> Layout(SessionId session, const NamespaceId& ns,
+                                                                    int group) const = 0;
 
   // All `count` writers or none. Evicts published, unleased chunks if needed, else waits until the deadline for memory;
   // then RESOURCE_EXHAUSTED. More than the budget could ever hold is RESOURCE_EXHAUSTED at once.

@@ -71,4 +71,8 @@ absl::Status UnknownSession(SessionId id) {
   return absl::NotFoundError(absl::StrCat("session ", absl::Hex(id, absl::kZeroPad16), " is unknown or has ended"));
 }
 
+absl::Status NamespaceNotOpen(const NamespaceId& ns) {
+  return absl::NotFoundError(absl::StrCat("namespace ", ToString(ns), " has not been opened by this session"));
+}
+
 }  // namespace kvferry

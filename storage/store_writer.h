@@ -34,5 +34,6 @@ class StoreWriter : public ChunkWriter {
 ChunkHeader HeaderOf(const Record& record, uint64_t seq);
 
 absl::Status UnknownSession(SessionId id);
+absl::Status NamespaceNotOpen(const NamespaceId& ns);
 
 }  // namespace kvferry

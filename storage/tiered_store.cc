@@ -28,6 +28,8 @@ class TieredStore : public Store {
   absl::Status ResumeSession(absl::string_view tenant, SessionId session) override;
   void EndSession(SessionId session) override { state_->EndSession(session, 0); }
   absl::StatusOr<NamespaceId> OpenNamespace(SessionId session, const NamespaceSpec& spec) override;
+  absl::StatusOr<std::shared_ptr<const ChunkLayout>> Layout(SessionId session, const NamespaceId& ns,
+                                                            int group) const override;
 
   void Reserve(SessionId session, const NamespaceId& ns, const ReserveOptions& options, ReserveDone done) override {
     Reserver(state_.get()).Reserve(session, ns, options, std::move(done));
@@ -117,6 +119,23 @@ absl::StatusOr<NamespaceId> TieredStore::OpenNamespace(SessionId id, const Names
   state_->namespaces.Use(ns);
   session->namespaces.insert(ns->id);
   return ns->id;
+}
+
+absl::StatusOr<std::shared_ptr<const ChunkLayout>> TieredStore::Layout(SessionId id, const NamespaceId& ns_id,
+                                                                       int group) const {
+  std::shared_ptr<const Namespace> ns;
+  {
+    MutexLock lock(&state_->mu);
+    const Session* session = state_->sessions.Find(id);
+    if (session == nullptr) return UnknownSession(id);
+    if (!session->namespaces.contains(ns_id)) return NamespaceNotOpen(ns_id);
+    ns = state_->namespaces.Find(session->tenant, ns_id);
+  }
+  if (group < 0 || static_cast<size_t>(group) >= ns->layouts.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("group is ", group, ", expected 0 to ", ns->layouts.size() - 1,
+                                                   " in namespace ", ToString(ns_id)));
+  }
+  return std::shared_ptr<const ChunkLayout>(ns, &ns->layouts[group]);
 }
 
 absl::Status TieredStore::Publish(SessionId id, const ChunkKey& live, const PublishOptions& options) {

@@ -52,7 +52,7 @@ class CoreFixture {
   NamespaceId Open(SessionId session, const NamespaceSpec& spec) {
     const auto ns = store->OpenNamespace(session, spec);
     EXPECT_TRUE(ns.ok()) << ns.status();
-    EXPECT_TRUE((*sessions->Find(session))->AddNamespace(*ns, spec).ok());
+    (*sessions->Find(session))->MarkUsed();
     return *ns;
   }
 
@@ -64,7 +64,7 @@ class CoreFixture {
       ASSERT_TRUE(writers.ok()) << writers.status();
       for (const auto& writer : *writers) keys.push_back(writer->key());
       const auto chunks = *sessions->Find(session);
-      ASSERT_TRUE(chunks->Add(*std::move(writers), *chunks->Layout(ns, 0)));
+      ASSERT_TRUE(chunks->Add(*std::move(writers), *store->Layout(session, ns, 0)));
     });
     return keys;
   }
