@@ -93,19 +93,15 @@ absl::StatusOr<ClientSessions::Attachment> ClientSessions::DoAttach(const std::s
   attachment.generation = next_generation_++;
   it->second.generation = attachment.generation;
   it->second.close = std::move(close);
-  it->second.last_heard = executor_->Now();
-  WatchSilence(attachment.session, attachment.generation, it->second.last_heard + 3 * times_.heartbeat);
+  Arm(attachment.session, &it->second, kSilence, 3 * times_.heartbeat);
   return attachment;
 }
 
 void ClientSessions::DoHeard(const Attachment& attachment) {
   Session* session = Current(attachment);
   if (session == nullptr) return;
-  session->last_heard = executor_->Now();
-  if (!session->suspended) return;
-  if (Resume(attachment.session, session)) {
-    WatchSilence(attachment.session, attachment.generation, session->last_heard + 3 * times_.heartbeat);
-  }
+  if (session->suspended && !Resume(attachment.session, session)) return;
+  Arm(attachment.session, session, kSilence, 3 * times_.heartbeat);
 }
 
 ClientSessions::Session* ClientSessions::Current(const Attachment& attachment) {
@@ -119,47 +115,58 @@ bool ClientSessions::Resume(SessionId id, Session* session) {
     return false;
   }
   session->suspended = false;
+  Disarm(session, kReservations);
+  Disarm(session, kLive);
   return true;
 }
 
 void ClientSessions::Suspend(SessionId id, Session* session) {
   session->suspended = true;
-  const uint64_t suspension = ++session->suspensions;
   store_->SuspendSession(id);
-  const auto still_suspended = [this, id, suspension]() -> Session* {
-    const auto it = sessions_.find(id);
-    const bool still = it != sessions_.end() && it->second.suspended && it->second.suspensions == suspension;
-    return still ? &it->second : nullptr;
-  };
-  const absl::Time now = executor_->Now();
-  executor_->Schedule(now + times_.reservation_grace, [this, id, still_suspended] {
-    Session* suspended = still_suspended();
-    if (suspended == nullptr) return;
-    suspended->chunks->DropAll();
-    // Clients that only came to look are not remembered for long.
-    if (suspended->chunks->empty()) Remove(id, absl::NotFoundError(absl::StrCat(Name(id), " has ended, unused")));
-  });
-  executor_->Schedule(now + times_.live_grace, [this, id, still_suspended] {
-    if (still_suspended() == nullptr) return;
-    KVFERRY_LOG(
-        kInfo, absl::StrCat(Name(id), " ends: its client has been gone for ", absl::FormatDuration(times_.live_grace)));
-    Remove(id, absl::NotFoundError(absl::StrCat(Name(id), " has ended: nothing was heard from its client for ",
-                                                absl::FormatDuration(times_.live_grace))));
-  });
+  Disarm(session, kSilence);
+  Arm(id, session, kReservations, times_.reservation_grace);
+  Arm(id, session, kLive, times_.live_grace);
 }
 
-void ClientSessions::WatchSilence(SessionId id, uint64_t generation, absl::Time when) {
-  executor_->Schedule(when, [this, id, generation] {
-    Session* session = Current({id, generation});
-    if (session == nullptr || session->suspended) return;
-    const absl::Time silent = session->last_heard + 3 * times_.heartbeat;
-    if (executor_->Now() < silent) {
-      WatchSilence(id, generation, silent);
-      return;
-    }
-    ++stats_->sessions_silent;
-    Suspend(id, session);
-  });
+void ClientSessions::Arm(SessionId id, Session* session, TimerKind kind, absl::Duration after) {
+  Timer& timer = session->timers[kind];
+  timer.due = executor_->Now() + after;
+  if (!std::exchange(timer.pending, true)) Wait(id, kind, timer.due);
+}
+
+void ClientSessions::Disarm(Session* session, TimerKind kind) { session->timers[kind].due = absl::InfiniteFuture(); }
+
+void ClientSessions::Wait(SessionId id, TimerKind kind, absl::Time until) {
+  executor_->Schedule(until, [this, id, kind] { Fire(id, kind); });
+}
+
+void ClientSessions::Fire(SessionId id, TimerKind kind) {
+  const auto it = sessions_.find(id);
+  if (it == sessions_.end()) return;
+  Session* session = &it->second;
+  Timer& timer = session->timers[kind];
+  timer.pending = timer.due != absl::InfiniteFuture() && timer.due > executor_->Now();
+  if (timer.pending) Wait(id, kind, timer.due);
+  if (timer.pending || timer.due == absl::InfiniteFuture()) return;
+  switch (kind) {
+    case kSilence:
+      ++stats_->sessions_silent;
+      Suspend(id, session);
+      break;
+    case kReservations:
+      session->chunks->DropAll();
+      // Clients that only came to look are not remembered for long.
+      if (!session->chunks->used()) Remove(id, absl::NotFoundError(absl::StrCat(Name(id), " has ended, unused")));
+      break;
+    case kLive:
+      KVFERRY_LOG(kInfo, absl::StrCat("session ", absl::Hex(SessionTag(id), absl::kZeroPad8),
+                                      " ends: its client has been gone for ", absl::FormatDuration(times_.live_grace)));
+      Remove(id, absl::NotFoundError(absl::StrCat(Name(id), " has ended: nothing was heard from its client for ",
+                                                  absl::FormatDuration(times_.live_grace))));
+      break;
+    case kTimers:
+      break;
+  }
 }
 
 void ClientSessions::Remove(SessionId id, const absl::Status& why) {

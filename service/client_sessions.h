@@ -60,14 +60,20 @@ class ClientSessions {
   absl::StatusOr<std::shared_ptr<SessionChunks>> Find(SessionId session) const;
 
  private:
+  enum TimerKind { kSilence, kReservations, kLive, kTimers };
+  // At most one task of each is pending, however often a stream breaks: what is due can be put off, never be made
+  // sooner.
+  struct Timer {
+    absl::Time due = absl::InfiniteFuture();
+    bool pending = false;
+  };
   struct Session {
     std::string tenant;
     std::shared_ptr<SessionChunks> chunks;
     CloseStream close;  // of the attached stream, null without one
     uint64_t generation = 0;
-    uint64_t suspensions = 0;
     bool suspended = false;
-    absl::Time last_heard;
+    Timer timers[kTimers];
   };
 
   // All of these run on the executor.
@@ -76,7 +82,10 @@ class ClientSessions {
   Session* Current(const Attachment& attachment);
   bool Resume(SessionId id, Session* session);
   void Suspend(SessionId id, Session* session);
-  void WatchSilence(SessionId id, uint64_t generation, absl::Time when);
+  void Arm(SessionId id, Session* session, TimerKind kind, absl::Duration after);
+  void Disarm(Session* session, TimerKind kind);
+  void Wait(SessionId id, TimerKind kind, absl::Time until);
+  void Fire(SessionId id, TimerKind kind);
   void Remove(SessionId id, const absl::Status& why);
 
   Store* const store_;

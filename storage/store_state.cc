@@ -23,10 +23,7 @@ void StoreState::Close() {
     closed = true;
     std::vector<SessionId> ids;
     sessions.ForEach([&ids](const Session& session) { ids.push_back(session.id); });
-    for (const SessionId id : ids) {
-      ended.push_back(sessions.Remove(id));
-      Forget(ended.back().get());
-    }
+    for (const SessionId id : ids) ended.push_back(RemoveSession(id));
     index.ForEachPublished([&forgotten](const RecordPtr& record) { forgotten.push_back(record); });
     for (const RecordPtr& record : forgotten) Unpublish(record.get());
     answers = std::move(due);
@@ -91,39 +88,95 @@ void StoreState::OnMemoryFreed() {
   if (!Kick()) arena->Bury();  // closed: no lock of ours is held any more
 }
 
-void StoreState::EndSession(SessionId id, uint64_t suspension) {
-  std::unique_ptr<Session> session;  // dies after the lock is gone
+void StoreState::SuspendSession(SessionId id) {
+  const absl::Time now = executor->Now();
+  bool arm_abort, arm_end;
   {
     MutexLock lock(&mu);
-    const Session* found = sessions.Find(id);
-    if (found == nullptr) return;
-    if (suspension != 0) {
-      if (!found->suspended || found->suspensions != suspension) return;
-      ++counters.sessions_expired;
-    }
-    session = sessions.Remove(id);
-    Forget(session.get());
+    Session* session = sessions.Find(id);
+    if (session == nullptr || session->suspended) return;
+    session->suspended = true;
+    Grace& grace = graces_[id];
+    grace.since = now;
+    arm_abort = !std::exchange(grace.abort_pending, true);
+    arm_end = !std::exchange(grace.end_pending, true);
   }
+  if (arm_abort) {
+    RunAt(now + options.reservation_grace, [id](StoreState& state) { state.AbortReservationsIfOver(id); });
+  }
+  if (arm_end) RunAt(now + options.live_grace, [id](StoreState& state) { state.EndSessionIfOver(id); });
+}
+
+StoreState::Fired StoreState::Fire(SessionId id, bool Grace::*pending, absl::Duration length) {
+  const auto it = graces_.find(id);
+  const Session* session = sessions.Find(id);
+  const bool suspended = session != nullptr && session->suspended;
+  const absl::Time end = it->second.since + length;
+  if (suspended && executor->Now() < end) return {false, end};
+  it->second.*pending = false;
+  if (!it->second.abort_pending && !it->second.end_pending) graces_.erase(it);
+  return {suspended};
+}
+
+void StoreState::AbortReservationsIfOver(SessionId id) {
+  std::vector<RecordPtr> aborted;  // die after the lock is gone
+  Fired fired;
+  {
+    MutexLock lock(&mu);
+    fired = Fire(id, &Grace::abort_pending, options.reservation_grace);
+    if (fired.over) {
+      Session* session = sessions.Find(id);
+      for (const auto& [counter, record] : session->live) {
+        if (!record->sealed) aborted.push_back(record);
+      }
+      for (const RecordPtr& record : aborted) {
+        session->live.erase(record->chunk->key().id[1]);
+        DropLive(record.get());
+      }
+    }
+  }
+  if (fired.again != absl::InfiniteFuture()) {
+    RunAt(fired.again, [id](StoreState& state) { state.AbortReservationsIfOver(id); });
+  }
+  if (aborted.empty()) return;
+  aborted.clear();
+  OnMemoryFreed();
+}
+
+void StoreState::EndSessionIfOver(SessionId id) {
+  std::unique_ptr<Session> session;  // dies after the lock is gone
+  Fired fired;
+  {
+    MutexLock lock(&mu);
+    fired = Fire(id, &Grace::end_pending, options.live_grace);
+    if (fired.over) {
+      ++counters.sessions_expired;
+      session = RemoveSession(id);
+    }
+  }
+  if (fired.again != absl::InfiniteFuture()) {
+    RunAt(fired.again, [id](StoreState& state) { state.EndSessionIfOver(id); });
+  }
+  if (session == nullptr) return;
   session.reset();
   Kick();
 }
 
-void StoreState::AbortReservations(SessionId id, uint64_t suspension) {
-  std::vector<RecordPtr> aborted;  // die after the lock is gone
+void StoreState::EndSession(SessionId id) {
+  std::unique_ptr<Session> session;  // dies after the lock is gone
   {
     MutexLock lock(&mu);
-    Session* session = sessions.Find(id);
-    if (session == nullptr || !session->suspended || session->suspensions != suspension) return;
-    for (const auto& [counter, record] : session->live) {
-      if (!record->sealed) aborted.push_back(record);
-    }
-    for (const RecordPtr& record : aborted) {
-      session->live.erase(record->chunk->key().id[1]);
-      DropLive(record.get());
-    }
+    session = RemoveSession(id);
   }
-  aborted.clear();
-  OnMemoryFreed();
+  if (session == nullptr) return;
+  session.reset();
+  Kick();
+}
+
+std::unique_ptr<Session> StoreState::RemoveSession(SessionId id) {
+  std::unique_ptr<Session> session = sessions.Remove(id);
+  if (session != nullptr) Forget(session.get());
+  return session;
 }
 
 void StoreState::Forget(Session* session) {

@@ -6,7 +6,9 @@
 #include <thread>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/time/time.h"
 #include "storage/arena.h"
 #include "storage/base/mutex.h"
 #include "storage/index.h"
@@ -39,10 +41,10 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   // Something may have become free or evictable: cheap where nobody waits. Under any lock but the arena's.
   void OnMemoryFreed() override;
 
-  // Ends a session; with `suspension` not 0 only if it is still in that one.
-  void EndSession(SessionId id, uint64_t suspension) ABSL_LOCKS_EXCLUDED(mu);
-  // Drops what a session in that suspension has reserved and not sealed.
-  void AbortReservations(SessionId id, uint64_t suspension) ABSL_LOCKS_EXCLUDED(mu);
+  // Drops what the session has reserved and not sealed after one grace, and ends it after the other, unless it is
+  // resumed before. Only from calls of the store.
+  void SuspendSession(SessionId id) ABSL_LOCKS_EXCLUDED(mu);
+  void EndSession(SessionId id) ABSL_LOCKS_EXCLUDED(mu);
 
   // The live name of a record is gone, or its prefix name: the namespace goes with the last name in it.
   void DropLive(Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -72,12 +74,31 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   std::atomic<int> waiting{0};
 
  private:
+  // When a session was suspended last, and which timers of it are pending: one of each kind, however often its stream
+  // breaks.
+  struct Grace {
+    absl::Time since;
+    bool abort_pending = false, end_pending = false;
+  };
+  // A pending timer has fired. `over`: the session has been suspended for `length`. `again`: it has been for less, and
+  // the timer stays pending until then.
+  struct Fired {
+    bool over = false;
+    absl::Time again = absl::InfiniteFuture();
+  };
+  Fired Fire(SessionId id, bool Grace::*pending, absl::Duration length) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  void AbortReservationsIfOver(SessionId id) ABSL_LOCKS_EXCLUDED(mu);
+  void EndSessionIfOver(SessionId id) ABSL_LOCKS_EXCLUDED(mu);
+
+  std::unique_ptr<Session> RemoveSession(SessionId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void Unuse(const NamespaceId& ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Takes what the session holds out of the index; the records die with it, outside the lock.
   void Forget(Session* session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   Executor::Task Guarded(absl::AnyInvocable<void(StoreState&)> task);
   bool EnterTask() ABSL_LOCKS_EXCLUDED(kick_mu_);
   void LeaveTask() ABSL_LOCKS_EXCLUDED(kick_mu_);
+
+  absl::flat_hash_map<SessionId, Grace> graces_ ABSL_GUARDED_BY(mu);  // of sessions with a pending timer
 
   Mutex kick_mu_;
   Executor* kicker_ ABSL_GUARDED_BY(kick_mu_);  // nullptr once closed

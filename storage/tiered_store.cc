@@ -24,9 +24,9 @@ class TieredStore : public Store {
   ~TieredStore() override { state_->Close(); }
 
   absl::StatusOr<SessionId> OpenSession(absl::string_view tenant) override;
-  void SuspendSession(SessionId session) override;
+  void SuspendSession(SessionId session) override { state_->SuspendSession(session); }
   absl::Status ResumeSession(absl::string_view tenant, SessionId session) override;
-  void EndSession(SessionId session) override { state_->EndSession(session, 0); }
+  void EndSession(SessionId session) override { state_->EndSession(session); }
   absl::StatusOr<NamespaceId> OpenNamespace(SessionId session, const NamespaceSpec& spec) override;
   absl::StatusOr<std::shared_ptr<const ChunkLayout>> Layout(SessionId session, const NamespaceId& ns,
                                                             int group) const override;
@@ -69,22 +69,6 @@ absl::StatusOr<SessionId> TieredStore::OpenSession(absl::string_view tenant) {
   const Session* session = state_->sessions.Open(id, tenant);
   if (state_->sessions.CountOf(tenant) == 1) state_->arena->SetActive(session->tenant, true);
   return id;
-}
-
-void TieredStore::SuspendSession(SessionId id) {
-  uint64_t suspension;
-  {
-    MutexLock lock(&state_->mu);
-    Session* session = state_->sessions.Find(id);
-    if (session == nullptr || session->suspended) return;
-    session->suspended = true;
-    suspension = ++session->suspensions;
-  }
-  const absl::Time now = state_->executor->Now();
-  state_->RunAt(now + state_->options.reservation_grace,
-                [id, suspension](StoreState& state) { state.AbortReservations(id, suspension); });
-  state_->RunAt(now + state_->options.live_grace,
-                [id, suspension](StoreState& state) { state.EndSession(id, suspension); });
 }
 
 absl::Status TieredStore::ResumeSession(absl::string_view tenant, SessionId id) {
@@ -326,10 +310,10 @@ std::vector<ChunkInfo> TieredStore::List(uint64_t after, size_t limit) const {
     chunks[i].tenant = namespaces[i]->tenant;
     chunks[i].model = namespaces[i]->spec.model;
   }
+  return chunks;
 }
 
 absl::Status Between(absl::string_view option, uint64_t value, uint64_t low, uint64_t high) {
-  return chunks;
   if (value >= low && value <= high) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("store options: ", option, " is ", value, ", expected ", low, " to ", high));

@@ -161,13 +161,24 @@ TEST(ClientSessions, DrainLetsNobodyIn) {
   EXPECT_TRUE(absl::IsUnavailable(f.Attach(session->session).status()));
 }
 
-TEST(SessionChunks, LimitsNamespacesAndNamesWhatIsMissing) {
+TEST(ClientSessions, AStreamThatBreaksAgainAndAgainLeavesNoHeapOfTimers) {
   CoreFixture f;
-  const auto session = f.Attach();
-  const NamespaceId ns = f.Open(session->session, SmallSpec());
-  const auto chunks = *f.sessions->Find(session->session);
-  EXPECT_TRUE(absl::IsNotFound(chunks->Layout({1, 2}, 0).status()));
-  EXPECT_THAT(chunks->Layout(ns, 1).status().message(), HasSubstr("group is 1, expected 0 to 0"));
+  auto attached = f.Attach();
+  f.Open(attached->session, SmallSpec());
+  for (int i = 0; i < 1000; ++i) {
+    f.sessions->Detach(*attached);
+    f.executor.Advance(absl::Milliseconds(1));
+    attached = f.Attach(attached->session);
+    ASSERT_TRUE(attached->resumed);
+  }
+  EXPECT_LE(f.executor.waiting(), 5u);  // silence and two graces here, two graces in the store
+  // What is put off is not forgotten.
+  f.sessions->Detach(*attached);
+  f.executor.Advance(f.times.live_grace - absl::Milliseconds(1));
+  EXPECT_TRUE(f.sessions->Find(attached->session).ok());
+  f.executor.Advance(absl::Milliseconds(1));
+  EXPECT_TRUE(absl::IsNotFound(f.sessions->Find(attached->session).status()));
+  EXPECT_EQ(f.store->Stats().sessions, 0u);
 }
 
 }  // namespace

@@ -98,6 +98,38 @@ TEST_F(SessionTest, TheTimersOfAnEarlierSuspensionAreLate) {
   EXPECT_EQ(Commit(*(*writers)[0], 1, 1).code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(SessionTest, SuspendedAgainAndAgainItHasOneTimerOfEachKind) {
+  const ChunkKey live = Live(session_, ns_, 1);
+  for (int i = 0; i < 1000; ++i) {
+    store_->SuspendSession(session_);
+    executor_.Advance(absl::Milliseconds(1));
+    ASSERT_TRUE(store_->ResumeSession("tenant", session_).ok());
+  }
+  EXPECT_LE(executor_.waiting(), 2u);
+  // The last suspension has its whole grace.
+  store_->SuspendSession(session_);
+  executor_.Advance(absl::Minutes(10) - absl::Milliseconds(1));
+  EXPECT_TRUE(Has(session_, live, 1));
+  executor_.Advance(absl::Milliseconds(1));
+  EXPECT_EQ(store_->Stats().sessions, 0u);
+  EXPECT_EQ(executor_.waiting(), 0u);
+}
+
+// However many sessions and chunks there are, a group's layout is one object.
+TEST_F(SessionTest, LayoutsAreShared) {
+  const SessionId other = Session();
+  ASSERT_EQ(Namespace(other, SmallSpec()), ns_);
+  const auto layout = store_->Layout(session_, ns_, 0);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ((*layout)->slots.size(), 2u);
+  EXPECT_EQ(store_->Layout(other, ns_, 0)->get(), layout->get());
+  EXPECT_THAT(std::string(store_->Layout(session_, ns_, 1).status().message()),
+              testing::HasSubstr("group is 1, expected 0 to 0"));
+  EXPECT_EQ(store_->Layout(session_, ns_, -1).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(store_->Layout(Session(), ns_, 0).status().code(), absl::StatusCode::kNotFound) << "not open there";
+  EXPECT_EQ(store_->Layout(kLiveBit | 1, ns_, 0).status().code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(SessionTest, ANamespaceLivesAsLongAsItIsUsed) {
   EXPECT_EQ(Namespace(session_, SmallSpec()), ns_);
   EXPECT_EQ(store_->Stats().namespaces, 1u);
