@@ -1,5 +1,6 @@
 #include "service/live_streams.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -9,7 +10,6 @@ void LiveStreams::Add(std::shared_ptr<LiveStream> stream) {
   bool stopping;
   {
     MutexLock lock(&mu_);
-    if (stream->is_bulk()) ++bulk_;
     streams_.emplace(stream.get(), stream);
     stopping = stopping_;
   }
@@ -22,7 +22,6 @@ void LiveStreams::Remove(LiveStream* stream) {
   auto node = streams_.extract(stream);
   if (node.empty()) return;
   removed = std::move(node.mapped());
-  if (removed->is_bulk()) --bulk_;
   changed_.NotifyAll();
 }
 
@@ -42,10 +41,19 @@ void LiveStreams::SendDrainNotices() {
 
 bool LiveStreams::WaitForBulk(absl::Time deadline) {
   MutexLock lock(&mu_);
-  while (bulk_ > 0) {
-    if (changed_.WaitUntil(&mu_, deadline)) return bulk_ == 0;
+  while (AnyBulk()) {
+    if (changed_.WaitUntil(&mu_, deadline)) return !AnyBulk();
   }
   return true;
+}
+
+void LiveStreams::NoteIdle() {
+  MutexLock lock(&mu_);  // or the wait could miss it between its look and its sleep
+  changed_.NotifyAll();
+}
+
+bool LiveStreams::AnyBulk() const {
+  return std::any_of(streams_.begin(), streams_.end(), [](const auto& entry) { return entry.second->is_bulk(); });
 }
 
 void LiveStreams::StopAll() {

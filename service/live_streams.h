@@ -11,13 +11,13 @@
 
 namespace kvferry {
 
-// One call that can last. Both are called on any thread and only note what is wanted.
+// One call that can last. Called on any thread; the first two only note what is wanted.
 class LiveStream {
  public:
   virtual ~LiveStream() = default;
   virtual void SendDrainNotice() {}
   virtual void Stop() = 0;           // end with UNAVAILABLE
-  virtual bool is_bulk() const = 0;  // a drain waits for it for a while
+  virtual bool is_bulk() const = 0;  // a drain waits for a while as long as this holds
 };
 
 // Thread-safe.
@@ -28,18 +28,19 @@ class LiveStreams {
   void Remove(LiveStream* stream);  // from OnDone
 
   void SendDrainNotices();
-  // False if some are still running at `deadline`.
+  // Until no stream is_bulk(); false if one still is at `deadline`.
   bool WaitForBulk(absl::Time deadline);
-  void StopAll();  // also those yet to come
+  void NoteIdle();  // a stream no longer is_bulk()
+  void StopAll();   // also those yet to come
 
  private:
   template <typename Visit>
   void ForEach(Visit visit);
+  bool AnyBulk() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Mutex mu_;
   CondVar changed_;
   absl::flat_hash_map<LiveStream*, std::shared_ptr<LiveStream>> streams_ ABSL_GUARDED_BY(mu_);
-  size_t bulk_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 };
 

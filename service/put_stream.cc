@@ -12,7 +12,7 @@
 namespace kvferry {
 namespace {
 
-constexpr size_t kMaxAcksInMessage = 1024;
+constexpr int kMaxAcksInMessage = 1024;
 constexpr size_t kMaxBacklog = 4096;  // acknowledgements the client has not taken, beyond which nothing is read
 constexpr size_t kMaxAckMessage = 512;
 constexpr int kMaxPiecesInMessage = 4096;  // each may need an acknowledgement
@@ -62,6 +62,12 @@ void PutStream::Kick() {
 }
 
 void PutStream::Step() {
+  Advance();
+  const bool busy = !ended_ && (writing_ || !bad_keys_.empty() || !write_->idle());
+  if (busy_.exchange(busy) && !busy && context_->draining) context_->streams->NoteIdle();
+}
+
+void PutStream::Advance() {
   if (ended_) return;
   if (const Event event = write_done_.exchange(Event::kNothing); event != Event::kNothing) {
     writing_ = false;
@@ -124,8 +130,10 @@ absl::Status PutStream::Receive() {
 
 void PutStream::WriteAcks() {
   v1::PutReply reply;
-  for (v1::PutReply::Ack& ack : std::exchange(bad_keys_, {})) *reply.add_acks() = std::move(ack);
-  for (PutAck& ack : write_->TakeAcks(kMaxAcksInMessage)) {
+  for (; !bad_keys_.empty() && reply.acks_size() < kMaxAcksInMessage; bad_keys_.pop_front()) {
+    *reply.add_acks() = std::move(bad_keys_.front());
+  }
+  for (PutAck& ack : write_->TakeAcks(kMaxAcksInMessage - reply.acks_size())) {
     v1::PutReply::Ack* out = reply.add_acks();
     ToProto(ack.block, out->mutable_block());
     SetStatus(ack.status, out);

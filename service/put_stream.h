@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 
 #include "grpcpp/support/byte_buffer.h"
@@ -32,13 +33,14 @@ class PutStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuf
   void OnCancel() override;
   void OnDone() override { context_->streams->Remove(this); }
   void Stop() override;
-  bool is_bulk() const override { return true; }
+  bool is_bulk() const override { return busy_; }
 
  private:
   enum class Event : int { kNothing, kOk, kFailed };
 
   void Kick();
   void Step();
+  void Advance();
   absl::Status Receive();
   void WriteAcks();
   void End(const absl::Status& status);
@@ -52,12 +54,13 @@ class PutStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuf
   std::atomic<Event> write_done_{Event::kNothing};
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> stop_{false};
+  std::atomic<bool> busy_{false};  // a block is half way, or an acknowledgement is owed or being sent
 
   // Touched in Step alone.
   grpc::ByteBuffer incoming_;
   grpc::ByteBuffer outgoing_;
-  std::vector<v1::PutReply::Ack> bad_keys_;  // acknowledgements of blocks whose keys have no value of ours
-  absl::Status refusal_;                     // why nothing more is read
+  std::deque<v1::PutReply::Ack> bad_keys_;  // acknowledgements of blocks whose keys have no value of ours
+  absl::Status refusal_;                    // why nothing more is read
   bool reading_ = false;
   bool writing_ = false;
   bool half_closed_ = false;

@@ -1,7 +1,6 @@
 #include "service/write_session.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -186,11 +185,7 @@ void WriteSession::PushAck(const BlockKey& key, absl::Status status, bool was_pe
 std::vector<PutAck> WriteSession::TakeAcks(size_t most) {
   std::vector<PutAck> taken;
   MutexLock lock(&mu_);
-  if (acks_.size() <= most) {
-    taken.swap(acks_);
-    return taken;
-  }
-  const auto end = acks_.begin() + static_cast<ptrdiff_t>(most);
+  const auto end = acks_.begin() + static_cast<ptrdiff_t>(std::min(most, acks_.size()));
   taken.assign(std::make_move_iterator(acks_.begin()), std::make_move_iterator(end));
   acks_.erase(acks_.begin(), end);
   return taken;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -42,7 +43,7 @@ struct PutAck {
 // Between two calls of Receive only a weak reference to the chunk is kept: a client that stalls in the middle of a
 // block does not keep the memory from its next owner.
 //
-// Threads: Receive and Close by one thread at a time; the others by any.
+// Threads: Receive, idle and Close by one thread at a time; the others by any.
 class WriteSession : public std::enable_shared_from_this<WriteSession> {
  public:
   // `on_acks` is called, never under a lock, when there are acknowledgements to take and none were before.
@@ -56,7 +57,8 @@ class WriteSession : public std::enable_shared_from_this<WriteSession> {
 
   std::vector<PutAck> TakeAcks(size_t most);
   size_t backlog() const;  // acknowledgements not taken or not yet made
-  bool idle() const { return backlog() == 0; }
+  // No block is half way and no acknowledgement is owed. Called as Receive is.
+  bool idle() const { return (!block_.open || block_.failed) && backlog() == 0; }
 
  private:
   // The block whose pieces are arriving. Once `failed`, its pieces are passed over: it has its acknowledgement.
@@ -86,7 +88,7 @@ class WriteSession : public std::enable_shared_from_this<WriteSession> {
   Block block_;
 
   mutable Mutex mu_;
-  std::vector<PutAck> acks_ ABSL_GUARDED_BY(mu_);
+  std::deque<PutAck> acks_ ABSL_GUARDED_BY(mu_);
   size_t pending_ ABSL_GUARDED_BY(mu_) = 0;      // acknowledgements the store will make
   bool receiving_ ABSL_GUARDED_BY(mu_) = false;  // on_acks is called once, at the end of Receive
 };

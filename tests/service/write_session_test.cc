@@ -189,7 +189,9 @@ TEST_F(WriteSessionTest, TwoStreamsDoNotWriteOneLayerAtOnce) {
 TEST_F(WriteSessionTest, ALateWriterTouchesNothing) {
   const ChunkKey chunk = f_.Reserve(session_, ns_)[0];
   const auto block = BlockBytes(size_, 1);
+  EXPECT_TRUE(write_->idle());
   ASSERT_TRUE(Send(write_.get(), {Piece({chunk, 0}, block, 0, size_ / 2)}).ok());
+  EXPECT_FALSE(write_->idle()) << "a block is half way";
   EXPECT_EQ(f_.store->Stats().chunks_reserved, 1u);
   (*f_.sessions->Find(session_))->DropAll();  // as the reservations' grace does
   EXPECT_EQ(f_.store->Stats().chunks_reserved, 0u);
@@ -219,8 +221,12 @@ TEST_F(WriteSessionTest, TakesAcknowledgementsInPortions) {
   for (const ChunkKey& chunk : chunks) pieces.push_back(Whole({chunk, 0}, block));
   ASSERT_TRUE(Send(write_.get(), pieces).ok());
   EXPECT_EQ(write_->backlog(), 5u);
-  EXPECT_EQ(write_->TakeAcks(2).size(), 2u);
-  EXPECT_EQ(write_->TakeAcks(9).size(), 3u);
+  std::vector<PutAck> taken = write_->TakeAcks(2);
+  EXPECT_FALSE(write_->idle()) << "acknowledgements are owed";
+  for (PutAck& ack : write_->TakeAcks(9)) taken.push_back(std::move(ack));
+  ASSERT_EQ(taken.size(), 5u);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(taken[i].block.chunk, chunks[i]);
+  EXPECT_TRUE(write_->idle());
   EXPECT_TRUE(write_->TakeAcks(9).empty());
 }
 
