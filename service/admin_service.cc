@@ -64,7 +64,6 @@ void AddService(const ServiceStats& s, v1::StatsReply* reply) {
   add("put_checksum_errors", s.put_checksum_errors);
   add("get_blocks", s.get_blocks);
   add("get_bytes", s.get_bytes);
-  add("get_bytes_copied", s.get_bytes_copied);
   add("malformed_messages", s.malformed_messages);
   add("sessions_opened", s.sessions_opened);
   add("sessions_resumed", s.sessions_resumed);
@@ -73,6 +72,7 @@ void AddService(const ServiceStats& s, v1::StatsReply* reply) {
   add("session_streams", s.session_streams, true);
   add("put_streams", s.put_streams, true);
   add("get_streams", s.get_streams, true);
+  add("get_bytes_held", s.get_bytes_held, true);
 }
 
 void Fill(const ChunkInfo& info, v1::ListReply::Chunk* out) {

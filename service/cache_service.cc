@@ -14,8 +14,6 @@
 namespace kvferry {
 namespace {
 
-constexpr int kMaxKeys = 65536;
-
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, const absl::Status& status) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   reactor->Finish(ToGrpc(status));
@@ -23,8 +21,9 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, const absl::
 }
 
 absl::StatusOr<std::vector<ChunkKey>> Keys(const google::protobuf::RepeatedPtrField<v1::ChunkKey>& keys) {
-  if (keys.size() > kMaxKeys) {
-    return absl::InvalidArgumentError(absl::StrCat("a call with ", keys.size(), " keys, expected at most ", kMaxKeys));
+  if (keys.size() > kMaxChunksInCall) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a call with ", keys.size(), " keys, expected at most ", kMaxChunksInCall));
   }
   std::vector<ChunkKey> out;
   out.reserve(keys.size());

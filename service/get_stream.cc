@@ -1,6 +1,5 @@
 #include "service/get_stream.h"
 
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -13,19 +12,10 @@
 namespace kvferry {
 namespace {
 
-constexpr int kMaxKeys = 65536;
 constexpr size_t kMaxPieceMessage = 256;
 
-// Views without a pin are good for the call only that handed them out; no store of ours makes such ones.
-PinnedBytes CopyUnpinned(ByteView bytes, ServiceStats* stats) {
-  stats->get_bytes_copied += bytes.size();
-  auto copy = std::make_shared<std::vector<uint8_t>>(bytes.begin(), bytes.end());
-  return {ByteView(*copy), copy};
-}
-
 // Appends the bytes [offset, offset + size) of `view`, by reference.
-void AppendBytes(const BlockView& view, uint64_t offset, uint64_t size, ServiceStats* stats,
-                 std::vector<PinnedBytes>* data) {
+void AppendBytes(const BlockView& view, uint64_t offset, uint64_t size, std::vector<PinnedBytes>* data) {
   for (ByteView bytes : view.pieces()) {
     if (size == 0) return;
     if (offset >= bytes.size()) {
@@ -33,7 +23,7 @@ void AppendBytes(const BlockView& view, uint64_t offset, uint64_t size, ServiceS
       continue;
     }
     const ByteView part = bytes.subspan(offset, size);
-    data->push_back(view.pin() == nullptr ? CopyUnpinned(part, stats) : PinnedBytes{part, view.pin()});
+    data->push_back({part, view.pin()});
     offset = 0;
     size -= part.size();
   }
@@ -60,9 +50,9 @@ absl::Status GetStream::Open(const grpc::ByteBuffer& request) {
     ++context_->stats->malformed_messages;
     return status;
   }
-  if (get.keys_size() > kMaxKeys) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a get of ", get.keys_size(), " keys, expected at most ", kMaxKeys, ": ask in several calls"));
+  if (get.keys_size() > kMaxChunksInCall) {
+    return absl::InvalidArgumentError(absl::StrCat("a get of ", get.keys_size(), " keys, expected at most ",
+                                                   kMaxChunksInCall, ": ask in several calls"));
   }
   if (get.window_bytes() > ReadSession::kMaxWindow) {
     return absl::InvalidArgumentError(
@@ -138,7 +128,7 @@ void GetStream::Write(std::vector<GetPiece> batch) {
     out->set_size(piece.size);
     out->set_block_size(piece.view.size());
     out->set_checksum(piece.view.checksum());
-    AppendBytes(piece.view, piece.offset, piece.size, context_->stats, &data);
+    AppendBytes(piece.view, piece.offset, piece.size, &data);
     in_flight_ += piece.size;
   }
   message_ = EncodeFrame(header, data);

@@ -56,6 +56,7 @@ void ReadSession::Arrived(size_t index, absl::StatusOr<BlockView> view) {
     if (view.ok()) {
       slot.view = *std::move(view);
       held_ += slot.view.size();
+      stats_->get_bytes_held += slot.view.size();
       last_size_ = slot.view.size();
     } else {
       slot.status = view.status();
@@ -102,7 +103,9 @@ std::vector<GetPiece> ReadSession::Next(uint64_t max_bytes) {
 void ReadSession::Consumed(uint64_t bytes) {
   {
     MutexLock lock(&mu_);
-    held_ -= std::min(held_, bytes);
+    bytes = std::min(held_, bytes);
+    held_ -= bytes;
+    stats_->get_bytes_held -= bytes;
   }
   Fill();
 }
@@ -118,7 +121,7 @@ void ReadSession::Cancel() {
   cancelled_ = true;
   dropped.swap(slots_);
   first_ = next_ = keys_.size();
-  held_ = 0;
+  stats_->get_bytes_held -= std::exchange(held_, 0);
 }
 
 }  // namespace kvferry

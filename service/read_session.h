@@ -40,6 +40,7 @@ class ReadSession : public std::enable_shared_from_this<ReadSession> {
   // lock, when Next may have something new. `window`: 0 for the default; at most kMaxWindow.
   ReadSession(Store* store, SessionId session, std::vector<absl::StatusOr<BlockKey>> keys, uint64_t window,
               ServiceStats* stats, std::function<void()> on_ready);
+  ~ReadSession() { Cancel(); }
 
   void Start() { Fill(); }
 

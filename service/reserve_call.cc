@@ -12,7 +12,6 @@
 namespace kvferry {
 namespace {
 
-constexpr uint32_t kMaxCount = 65536;
 constexpr absl::Duration kMaxWait = absl::Hours(1);
 
 }  // namespace
@@ -27,8 +26,8 @@ grpc::ServerUnaryReactor* ReserveCall::Start(ServiceContext* context, grpc::Call
 
 absl::Status ReserveCall::Open(grpc::CallbackServerContext* call, const v1::ReserveRequest& request) {
   if (context_->draining) return absl::UnavailableError("the service is draining and reserves no memory");
-  if (request.count() == 0 || request.count() > kMaxCount) {
-    return absl::InvalidArgumentError(absl::StrCat("count is ", request.count(), ", expected 1 to ", kMaxCount));
+  if (request.count() == 0 || request.count() > uint32_t{kMaxChunksInCall}) {
+    return absl::InvalidArgumentError(absl::StrCat("count is ", request.count(), ", expected 1 to ", kMaxChunksInCall));
   }
   if (request.group() > UINT16_MAX || request.shard() > UINT16_MAX) {
     return absl::InvalidArgumentError(

@@ -13,14 +13,14 @@ struct ServiceStats {
   // Puts: each payload byte is copied once, from the received slices into the chunk.
   Counter put_blocks{0}, put_bytes{0}, put_bytes_copied{0};
   Counter put_blocks_failed{0}, put_checksum_errors{0};
-  // Gets: slices of the chunk go to the wire as they are, so get_bytes_copied stays 0.
-  Counter get_blocks{0}, get_bytes{0}, get_bytes_copied{0};
+  Counter get_blocks{0}, get_bytes{0};
   Counter malformed_messages{0};
 
   Counter sessions_opened{0}, sessions_resumed{0}, sessions_superseded{0}, sessions_silent{0};
 
   // Gauges.
   Counter session_streams{0}, put_streams{0}, get_streams{0};
+  Counter get_bytes_held{0};  // read ahead or being written, by all get streams
 };
 
 }  // namespace kvferry

@@ -11,8 +11,6 @@
 namespace kvferry {
 namespace {
 
-constexpr int kMaxCount = 65536;
-
 absl::Status OutOfRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
   return absl::InvalidArgumentError(absl::StrCat("reserve: ", field, " is ", value, ", expected ", low, " to ", high));
 }
@@ -111,7 +109,9 @@ absl::StatusOr<PendingReserve> Reserver::Check(SessionId id, const NamespaceId& 
   request.ns = state_.namespaces.Find(session->tenant, ns_id);
   request.options = options;
   const NamespaceSpec& spec = request.ns->spec;
-  if (options.count < 1 || options.count > kMaxCount) return OutOfRange("count", options.count, 1, kMaxCount);
+  if (options.count < 1 || options.count > kMaxChunksInCall) {
+    return OutOfRange("count", options.count, 1, kMaxChunksInCall);
+  }
   if (options.group >= spec.groups.size()) return OutOfRange("group", options.group, 0, spec.groups.size() - 1);
   if (options.shard >= spec.shards) return OutOfRange("shard", options.shard, 0, spec.shards - 1);
   const ChunkLayout& layout = request.layout();

@@ -33,10 +33,13 @@ struct StoreOptions {
 // INVALID_ARGUMENT naming the option, its value and what was expected.
 absl::Status Validate(const StoreOptions& options);
 
+// Chunks that one call may ask for or name.
+inline constexpr int kMaxChunksInCall = 65536;
+
 struct ReserveOptions {
   uint16_t group = 0;
   uint16_t shard = 0;
-  int count = 1;
+  int count = 1;                               // 1 to kMaxChunksInCall
   absl::Time deadline = absl::InfinitePast();  // how long to wait for memory; in the past: not at all
   // Set to true by the caller who has given up waiting: the request then holds nobody else back. Null: never.
   std::shared_ptr<const std::atomic<bool>> given_up;
@@ -70,11 +73,11 @@ struct StoreStats {
 
 // One line of a listing.
 struct ChunkInfo {
+  uint64_t number = 0;  // ascending in the order of reservation
   ChunkKey key;
   std::string tenant, model, state;  // state: "reserved", "live", "published"
   uint64_t bytes = 0;
   uint32_t tokens = 0, leases = 0, layers = 0, layers_committed = 0;
-  uint64_t number = 0;  // ascending in the order of reservation
 };
 
 // Thread-safe. No call blocks; every `done` runs once, never under a lock, on the calling thread where the answer is at

@@ -133,8 +133,12 @@ TEST_F(ReadSessionTest, ReadsAheadWithinItsWindow) {
   EXPECT_EQ(batch.size(), 4u);
   // Given, not consumed: one more at most, so that there is always something under way.
   EXPECT_LE(f_.store->Stats().blocks_got, 5u);
+  EXPECT_LE(f_.stats.get_bytes_held, kMiB + size_);
   read->Consumed(Bytes(batch));
   EXPECT_EQ(f_.store->Stats().blocks_got, 8u);
+  EXPECT_EQ(f_.stats.get_bytes_held, kMiB);
+  read->Cancel();
+  EXPECT_EQ(f_.stats.get_bytes_held, 0u);
 }
 
 TEST_F(ReadSessionTest, AWindowSmallerThanABlockStillMoves) {
