@@ -3,7 +3,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "client/grpc_connection.h"
 #include "storage/base/status.h"
 
 namespace kvferry::cli {
@@ -60,15 +60,6 @@ absl::StatusOr<Arguments> ParseArguments(absl::Span<const std::string> args, con
   if (!commanded) return absl::InvalidArgumentError("no command, expected one of stats, ls; --help tells more");
   KVFERRY_RETURN_IF_ERROR(DialTarget(arguments.server).status());
   return arguments;
-}
-
-absl::StatusOr<std::string> DialTarget(absl::string_view url) {
-  absl::string_view rest = url;
-  if (absl::ConsumePrefix(&rest, "unix://") && absl::StartsWith(rest, "/")) return absl::StrCat("unix:", rest);
-  rest = url;
-  if (absl::ConsumePrefix(&rest, "grpc://") && absl::StrContains(rest, ":")) return std::string(rest);
-  return absl::InvalidArgumentError(
-      absl::StrCat("server \"", url, "\": expected unix:///absolute/path or grpc://host:port"));
 }
 
 std::string HelpText() {

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 
@@ -23,9 +22,6 @@ struct Arguments {
 // `args` without the program's name; `environment_url` is what KVFERRY_URL says, or empty. INVALID_ARGUMENT names the
 // argument, its value and what was expected.
 absl::StatusOr<Arguments> ParseArguments(absl::Span<const std::string> args, const std::string& environment_url);
-
-// The target that gRPC dials for "unix:///path" or "grpc://host:port". INVALID_ARGUMENT for anything else.
-absl::StatusOr<std::string> DialTarget(absl::string_view url);
 
 std::string HelpText();
 

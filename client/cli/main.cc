@@ -11,11 +11,9 @@
 #include "absl/time/clock.h"
 #include "client/cli/arguments.h"
 #include "client/cli/render.h"
-#include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
+#include "client/grpc_connection.h"
 #include "kvferry/v1/admin.grpc.pb.h"
 #include "proto/codec.h"
-#include "proto/frame.h"
 #include "proto/version.h"
 
 namespace kvferry::cli {
@@ -24,11 +22,8 @@ namespace {
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 
-std::unique_ptr<v1::CacheAdmin::Stub> Dial(const std::string& target) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  return v1::CacheAdmin::NewStub(grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments));
+std::unique_ptr<v1::CacheAdmin::Stub> Admin(const Arguments& arguments) {
+  return v1::CacheAdmin::NewStub(Dial(*DialTarget(arguments.server)));
 }
 
 void SetDeadline(const Arguments& arguments, grpc::ClientContext* context) {
@@ -84,10 +79,10 @@ int Main(int argc, char** argv) {
       text = absl::StrCat("kvferryctl ", kVersion, "\n");
       break;
     case Arguments::Command::kStats:
-      text = Stats(*arguments, Dial(*DialTarget(arguments->server)).get());
+      text = Stats(*arguments, Admin(*arguments).get());
       break;
     case Arguments::Command::kList:
-      text = List(*arguments, Dial(*DialTarget(arguments->server)).get());
+      text = List(*arguments, Admin(*arguments).get());
       break;
   }
   if (!text.ok()) {
