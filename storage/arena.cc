@@ -15,6 +15,7 @@ constexpr uint64_t kImagesPerSegment = 8;
 // Each segment takes a descriptor, of which a process often has 1024: a large budget gets large segments.
 constexpr uint64_t kSegmentsPerBudget = 256;
 constexpr uint64_t kMinSegmentsPerBudget = 8;
+constexpr uint64_t kKeptShare = 8;  // of the budget, in free segments of an active tenant
 
 }  // namespace
 
@@ -26,21 +27,19 @@ Arena::Arena(uint64_t budget_bytes, uint64_t segment_bytes)
 
 std::optional<Extent> Arena::Allocate(const std::string& tenant_name, uint64_t bytes, uint64_t overhead) {
   std::optional<Extent> extent;
-  {
-    MutexLock lock(&mu_);
-    std::unique_ptr<Tenant>& tenant = tenants_[tenant_name];
-    if (tenant == nullptr) tenant = std::make_unique<Tenant>();
-    while (Room() < overhead && RetireAnyOne()) {
-    }
-    if (Room() >= overhead) {
-      extent = tenant->pool.Allocate(bytes);
-      if (!extent && MapSegment(tenant_name, *tenant, bytes, overhead)) extent = tenant->pool.Allocate(bytes);
-    }
-    if (extent) {
-      extent->overhead = overhead;
-      extents_ += bytes;
-      overhead_ += overhead;
-    }
+  MutexLock lock(&mu_);
+  std::unique_ptr<Tenant>& tenant = tenants_[tenant_name];
+  if (tenant == nullptr) tenant = std::make_unique<Tenant>();
+  while (Room() < overhead && RetireAnyOne()) {
+  }
+  if (Room() >= overhead) {
+    extent = tenant->pool.Allocate(bytes);
+    if (!extent && MapSegment(tenant_name, *tenant, bytes, overhead)) extent = tenant->pool.Allocate(bytes);
+  }
+  if (extent) {
+    extent->overhead = overhead;
+    extents_ += bytes;
+    overhead_ += overhead;
   }
   return extent;
 }
@@ -90,10 +89,15 @@ void Arena::SetActive(const std::string& name, bool active) {
 }
 
 void Arena::Bury() {
-  std::vector<std::unique_ptr<Segment>> retired;  // dies after the lock is gone
-  MutexLock lock(&mu_);
-  retired.swap(retired_);
-  retired_count_.store(0, std::memory_order_relaxed);
+  std::vector<std::unique_ptr<Segment>> retired;
+  absl::Status error;
+  {
+    MutexLock lock(&mu_);
+    retired.swap(retired_);
+    retired_count_.store(0, std::memory_order_relaxed);
+    error = std::exchange(map_error_, absl::OkStatus());
+  }
+  if (!error.ok()) KVFERRY_LOG_EVERY(kWarning, absl::Seconds(10), absl::StrCat("memory tier: ", error.message()));
 }
 
 Arena::Usage Arena::usage() const {
@@ -125,7 +129,7 @@ bool Arena::MapSegment(const std::string& name, Tenant& tenant, uint64_t bytes, 
   if (images == 0) return false;
   absl::StatusOr<std::unique_ptr<Segment>> segment = Segment::Create(name, next_segment_, images * bytes);
   if (!segment.ok()) {
-    KVFERRY_LOG_EVERY(kWarning, absl::Seconds(10), absl::StrCat("memory tier: ", segment.status().message()));
+    map_error_ = segment.status();
     return false;
   }
   ++next_segment_;
@@ -151,7 +155,7 @@ bool Arena::RetireAnyOne() {
 }
 
 void Arena::Trim(Tenant& tenant) {
-  const uint64_t keep = tenant.active ? std::max(segment_bytes_, budget_ / 8) : 0;
+  const uint64_t keep = tenant.active ? budget_ / kKeptShare : 0;
   while (tenant.pool.whole_free_bytes() > keep && RetireOne(tenant)) {
   }
 }

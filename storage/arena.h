@@ -29,8 +29,7 @@ class FreedListener {
 //
 // A share of the budget (`reserve_bytes`) is kept from segments, so that sessions and leases can be made when chunks
 // fill the rest. Wholly free segments are kept for their tenant, up to an eighth of the budget, while it is active;
-// else they go back to the system, always as a whole and never under a lock (Bury). Threads: all methods. Innermost
-// lock but for the metrics.
+// else they go back to the system, always as a whole and never under a lock (Bury). Threads: all methods.
 class Arena {
  public:
   Arena(uint64_t budget_bytes, uint64_t segment_bytes);
@@ -55,7 +54,7 @@ class Arena {
   // An inactive tenant keeps no free segment.
   void SetActive(const std::string& tenant, bool active);
 
-  // Unmaps what was retired. Call it with no lock held.
+  // What must not be done under a lock: unmaps what was retired, logs what could not be mapped. Call it with none held.
   void Bury();
   bool HasRetired() const { return retired_count_.load(std::memory_order_relaxed) != 0; }
 
@@ -101,6 +100,7 @@ class Arena {
   uint64_t next_segment_ ABSL_GUARDED_BY(mu_) = 1;
   std::vector<std::unique_ptr<Segment>> retired_ ABSL_GUARDED_BY(mu_);  // out of the budget, not yet unmapped
   std::atomic<uint64_t> retired_count_{0};
+  absl::Status map_error_ ABSL_GUARDED_BY(mu_);  // not yet logged
 };
 
 }  // namespace kvferry

@@ -14,7 +14,7 @@ struct EvictionNode {
 };
 
 // The queue holds only what may be evicted at once: published, sealed, unleased, childless. So any victim is legal, and
-// a policy's memory is bounded by the number of chunks there are. Threads: none of its own; the index's mutex guards
+// a policy's memory is bounded by the number of chunks there are. Threads: none of its own; the store's mutex guards
 // it.
 class EvictionPolicy {
  public:

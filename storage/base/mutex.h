@@ -1,8 +1,7 @@
 // std::mutex and std::condition_variable with clang's thread-safety annotations. Not absl::Mutex: the distribution's
 // build of it is not instrumented, so ThreadSanitizer reports races that are none and misses ones that are.
 //
-// Lock order, outer to inner (never two of one level; no I/O, copy, callback or gRPC call under a lock):
-// session table, session, namespaces, index, disk, arena, metrics.
+// No I/O, copy, callback or gRPC call under a lock, and never two of one level. The store's order: storage/README.md.
 #pragma once
 
 #include <condition_variable>
