@@ -101,8 +101,50 @@ def test_B11_a_layer_alone_is_refused_by_name(store):
                  lambda: layer.batch_select_indices(torch.tensor([0]))):  # fmt: skip
         with pytest.raises(NotImplementedError, match="cache"):
             call()
-    with pytest.raises(AttributeError):
-        layer.keys = torch.zeros(1)
+
+
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_assigned_keys_are_refused_and_change_nothing(store, name):
+    """What was put is immutable. The error is what Python raises for what can only be read, and says what to do."""
+    cache = fill(new(store), 5)
+    held = [(k.clone(), v.clone()) for k, v, _ in cache]
+    for tensor in (getattr(cache.layers[1], name), None):
+        with pytest.raises(AttributeError, match=f"{name} of layer 1") as caught:
+            setattr(cache.layers[1], name, tensor)
+        assert isinstance(caught.value, kvferry.Error) and caught.value.code == "UNIMPLEMENTED"
+        assert "OffloadedCache([(keys, values), ...])" in caught.value.hint
+    for (k, v, _), (old_k, old_v) in zip(cache, held, strict=True):
+        assert torch.equal(k, old_k) and torch.equal(v, old_v)
+
+
+@pytest.mark.parametrize("first, second", [("keys", "values"), ("values", "keys")])
+def test_keys_and_values_are_never_those_of_before(store, first, second):
+    """The two are built together (see test_counts): what is kept for the second one must not outlive a change."""
+    cache = fill(new(store), 5, batch=2)
+    layer = cache.layers[1]
+    expected = dict(zip(("keys", "values"), kv(5, batch=2, seed=1)))
+    more = dict(zip(("keys", "values"), kv(1, batch=2, seed=9)))
+
+    def after(change):
+        """What `second` is after a change, for somebody who took and holds `first` before it."""
+        held = getattr(layer, first)
+        change()
+        assert held is not None
+        return getattr(layer, second)
+
+    def append():
+        for index in range(3):
+            cache.update(*more.values(), index)
+
+    assert torch.equal(after(append), torch.cat([expected[second], more[second]], dim=2))
+    assert torch.equal(after(lambda: cache.crop(-3)), expected[second][:, :, :3])
+    swapped = expected[second][[1, 0], :, :3]
+    assert torch.equal(after(lambda: cache.reorder_cache(torch.tensor([1, 0]))), swapped)
+    held = getattr(layer, first)
+    getattr(layer, second).zero_()  # the caller's: nobody else gets it
+    assert torch.equal(getattr(layer, second), swapped)
+    assert torch.equal(held, expected[first][[1, 0], :, :3])
+    assert after(cache.reset) is None
 
 
 def test_B14_from_tensors(store):
@@ -119,6 +161,7 @@ def test_B14_from_tensors(store):
 
 def test_B14_from_two_caches_as_data_parallelism_gathers_them(store):
     caches = [fill(new(store), 5), fill(new(store), 5)]
+    caches[1].reorder_cache(torch.tensor([0, 0]))  # other rows than the first one's
     joined = type(caches[0])(
         map(
             lambda entries: tuple(
@@ -128,7 +171,9 @@ def test_B14_from_two_caches_as_data_parallelism_gathers_them(store):
         )
     )
     assert len(joined) == 3 and lengths(joined) == [5] * 3
-    assert joined.layers[0].keys.shape == (2, 2, 5, 4)
+    for layer, (k, v, _) in enumerate(joined):
+        for tensor, one in zip((k, v), kv(5, seed=layer)):
+            assert torch.equal(tensor, one.repeat(3, 1, 1, 1))
 
 
 def test_B14_skipped_layers_count_as_empty(store):

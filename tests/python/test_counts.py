@@ -93,6 +93,16 @@ def test_beams_share_the_blocks_of_their_history(store):
     assert cache.stats().stored_bytes == before
 
 
+@pytest.mark.parametrize("first, second", [("keys", "values"), ("values", "keys")])
+def test_keys_and_values_are_read_together(store, first, second):
+    layer = filled(store, 11).layers[1]
+    held = []
+    assert moved(store, lambda: held.extend([getattr(layer, first), getattr(layer, second)]))[1] == 3 * 2
+    # Both are given away now, or the one is gone: nothing of the layer is kept.
+    assert moved(store, lambda: getattr(layer, second))[1] == 3 * 2
+    assert moved(store, lambda: getattr(layer, first))[1] == 3 * 2
+
+
 def test_resident_layers_read_nothing(store):
     cache = filled(store, 11, resident_layers=2)
     assert moved(store, lambda: forward(cache, 1))[1] == 3 * 2  # the third layer's two blocks a row

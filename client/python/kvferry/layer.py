@@ -1,6 +1,7 @@
 """One full-attention layer of an OffloadedCache, and the C++ cache that all of them share."""
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.cache_utils import CacheLayerMixin
 
 from . import _torch, errors
@@ -17,6 +18,8 @@ class Ferry:
     def __init__(self, core: "_torch.Cache", torn: errors.Error | None = None):
         self.core = core
         self.torn = torn  # the error that left some layers longer than others
+        # Keys or values that somebody has taken and still holds: (layer, side, tensor) of what was built beside them.
+        self._beside = WeakTensorKeyDictionary()
 
     def check(self) -> None:
         """Raises what broke off a forward pass, as long as the layers are out of step."""
@@ -27,6 +30,7 @@ class Ferry:
     def update(self, keys: torch.Tensor, values: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends to layer `index` and returns all of its keys and values, [batch, heads, tokens, dim]."""
         self.check()
+        self._beside.clear()
         try:
             return self.core.update(keys, values, index)
         except errors.Error as error:
@@ -34,6 +38,24 @@ class Ferry:
             if lengths - {self.core.seq_length(index)}:
                 self.tear(error)
             raise
+
+    def read(self, index: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Fresh keys and values of layer `index`, which the caller owns; (None, None) before its first update."""
+        self.check()
+        return self.core.read(index)
+
+    def read_side(self, index: int, side: int) -> torch.Tensor | None:
+        """As read, of which 0 is the keys and 1 the values. The other of the two is kept for who asks for it next, as
+        long as this one lives and the cache does not change."""
+        self.check()
+        kept = [tensor for *which, tensor in self._beside.values() if which == [index, side]]
+        self._beside.clear()
+        if kept:
+            return kept[0]
+        both = self.core.read(index)
+        if both[side] is not None:
+            self._beside[both[side]] = (index, 1 - side, both[1 - side])
+        return both[side]
 
     def tear(self, error: errors.Error) -> None:
         """Takes note that `error` left the layers out of step."""
@@ -47,16 +69,19 @@ class Ferry:
     def select_rows(self, rows: list[int]) -> None:
         """Row i becomes what row rows[i] was."""
         self.check()
+        self._beside.clear()
         if self.core.batch:
             self.core.select_rows(rows)
 
     def crop(self, tokens: int) -> None:
         """Removes the last `tokens` tokens of every layer."""
         self.check()
+        self._beside.clear()
         self.core.crop(tokens)
 
     def reset(self) -> None:
         """Empties every layer."""
+        self._beside.clear()
         self.core.reset()
         self.torn = None
 
@@ -66,11 +91,22 @@ def _with_hint(error: errors.Error, hint: str) -> errors.Error:
     return error
 
 
+class _AssignmentError(errors.Error, AttributeError):
+    """Somebody assigned the keys or values of a layer."""
+
+    default_code = "UNIMPLEMENTED"
+    default_hint = (
+        "To replace what is held make a new cache of the tensors, OffloadedCache([(keys, values), ...]), or call"
+        " cache.reset() and then cache.update(keys, values, layer) for each layer. Nothing was changed."
+    )
+
+
 class OffloadedLayer(CacheLayerMixin):
     """A full-attention layer whose blocks lie in a store; made by OffloadedCache alone.
 
-    It has no tensors of its own: `keys` and `values` build fresh ones each time, [batch, heads, tokens, dim]. The
-    layers of a cache are reordered, cropped and emptied together, so those methods are the cache's.
+    It has no tensors of its own: `keys` and `values` build fresh ones, [batch, heads, tokens, dim], which are the
+    caller's; they cannot be assigned, since what was put is immutable. The layers of a cache are reordered, cropped and
+    emptied together, so those methods are the cache's.
     """
 
     is_sliding = False
@@ -79,7 +115,7 @@ class OffloadedLayer(CacheLayerMixin):
     supports_early_init = False
 
     def __init__(self, ferry: Ferry, index: int):
-        # Not super().__init__(): it sets what are read-only properties here.
+        # Not super().__init__(): it assigns keys and values.
         self._ferry = ferry
         self._index = index  # among the offloaded layers
         self.device: torch.device | None = None  # of the first update
@@ -104,16 +140,23 @@ class OffloadedLayer(CacheLayerMixin):
 
     def read(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Fresh tensors with all the layer holds, which the caller owns; (None, None) before the first update."""
-        self._ferry.check()
-        return self._ferry.core.read(self._index)
+        return self._ferry.read(self._index)
 
     @property
     def keys(self) -> torch.Tensor | None:
-        return self.read()[0]
+        return self._ferry.read_side(self._index, 0)
+
+    @keys.setter
+    def keys(self, tensor: torch.Tensor | None) -> None:
+        raise self._assigned("keys")
 
     @property
     def values(self) -> torch.Tensor | None:
-        return self.read()[1]
+        return self._ferry.read_side(self._index, 1)
+
+    @values.setter
+    def values(self, tensor: torch.Tensor | None) -> None:
+        raise self._assigned("values")
 
     @property
     def is_initialized(self) -> bool:
@@ -150,6 +193,9 @@ class OffloadedLayer(CacheLayerMixin):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         raise self._whole_cache("batch_select_indices")
+
+    def _assigned(self, name: str) -> _AssignmentError:
+        return _AssignmentError(f"OffloadedLayer.{name} of layer {self._index} was assigned, but it can only be read")
 
     @staticmethod
     def _whole_cache(method: str) -> NotImplementedError:
