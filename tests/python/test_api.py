@@ -1,5 +1,6 @@
 """The face of OffloadedCache: arguments, attributes and figures."""
 
+import copy
 import threading
 
 import pytest
@@ -33,7 +34,7 @@ def test_a_wrong_option_is_refused_by_name(options):
     ((name, value),) = options.items()
     with pytest.raises(ValueError, match=name) as caught:
         OffloadedCache(**options)
-    assert str(value) in str(caught.value) and "expected" in str(caught.value)
+    assert f"{name} is {value!r}, expected" in str(caught.value)
 
 
 def test_wrong_tensors_change_nothing(store):
@@ -103,6 +104,40 @@ def test_errors_say_what_to_do():
     with pytest.raises(kvferry.UnavailableError) as caught:
         kvferry.connect("unix:///nowhere/kvferry.sock", connect_timeout=0.2)
     assert "nowhere" in str(caught.value) and caught.value.code == "UNAVAILABLE" and caught.value.hint
+
+
+def _pass(cache, dims):
+    for layer, dim in enumerate(dims):
+        cache.update(torch.ones(1, 2, 5, dim), torch.ones(1, 2, 5, dim), layer)
+
+
+def test_layers_that_are_learnt_are_logged_once_a_cache(store, caplog):
+    cache = OffloadedCache(store=store, block_tokens=2, resident_layers=0)
+    assert not caplog.records
+    for _ in range(2):
+        _pass(cache, [4, 4, 4])
+        _pass(copy.deepcopy(cache), [4, 4, 4])
+        cache.reset()
+    (record,) = caplog.records
+    assert record.name == "kvferry" and record.levelname == "WARNING"
+    assert "config=model.config" in record.getMessage()
+    _pass(OffloadedCache(store=store), [4])
+    assert len(caplog.records) == 2, "another cache says so of itself"
+
+
+def test_layers_unlike_the_config_are_logged_once_a_cache(store, caplog):
+    """The config tells how many layers there are, the first update their shape."""
+    config = tiny("llama").config
+    cache = OffloadedCache(config=config, store=store, block_tokens=2, resident_layers=0)
+    _pass(cache, [4] * LAYERS)
+    assert not caplog.records and cache.stats().relearned == 0
+    cache.reset()
+    for times in (1, 2):
+        _pass(cache, [4, 4, 6, 4])
+        assert cache.stats().relearned == times
+        cache.reset()
+    (record,) = caplog.records
+    assert record.name == "kvferry" and record.levelname == "WARNING" and "layer 2 " in record.getMessage()
 
 
 def test_two_threads_take_turns(store):

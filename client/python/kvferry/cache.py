@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import logging
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -19,6 +20,8 @@ from . import store as stores
 from .layer import Ferry, OffloadedLayer
 from .sizes import parse_size
 from .stats import CacheStats
+
+_log = logging.getLogger("kvferry")
 
 # States of OffloadedCache._updated besides a layer's index.
 _NO_MASK, _MASK_MADE = -2, -1
@@ -39,7 +42,8 @@ class OffloadedCache(DynamicCache):
         ddp_cache_data: What torch's data parallelism gathers: for each layer (keys, values) or (keys, values, window),
             or one stacked tensor [2, batch, heads, tokens, dim]. Give a model's config by name, not here.
         config: The model's config. Layers that are not full attention get transformers' own layers on the device.
-            Without it the layers are learnt as they are updated, and all are taken for full attention.
+            Without it the layers are learnt as they are updated, and all are taken for full attention; so that nothing
+            can leave the device in the first forward pass, which is logged once.
         store: From kvferry.connect. None: the process's default store, which is asked for when the first block leaves
             the device. The cache keeps it alive; closing it makes the blocks in it unreadable.
         device_memory: Bytes this cache may hold on the device, a hard bound: an int, text such as "512MiB", or "auto":
@@ -94,6 +98,7 @@ class OffloadedCache(DynamicCache):
         self._store = store
         self._ferry = Ferry(_torch.Cache(functools.partial(_capsule, store), **self._options))
         self._learning = kinds is None  # layers appear as they are updated
+        self._logged: set[str] = set()  # what is logged once a cache
         self._updated = _NO_MASK  # the layer last updated in a forward pass that made a mask
         self._pass_length: int | None = None  # tokens that every offloaded layer has after that pass
         Cache.__init__(self, layers=[])
@@ -118,6 +123,10 @@ class OffloadedCache(DynamicCache):
         memory. Raises kvferry.Error; a dtype or shape other than the layer's first is a MismatchError.
         """
         while self._learning and len(self.layers) <= layer_idx:
+            self._log_once(
+                "OffloadedCache: no config was given, so the layers are learnt from the first forward pass and none"
+                " leaves the device until that is over; give OffloadedCache(config=model.config)"
+            )
             self.layers.append(self._new_layer())
         layer, before = self.layers[layer_idx], self._updated
         if before == layer_idx and len(self.layers) > 1:
@@ -128,7 +137,9 @@ class OffloadedCache(DynamicCache):
             )
         self._updated = _NO_MASK
         self._ferry.check()
-        if isinstance(layer, OffloadedLayer) and before != _NO_MASK:
+        offloaded = isinstance(layer, OffloadedLayer)
+        first = offloaded and not layer.is_initialized
+        if offloaded and before != _NO_MASK:
             self._check_in_step(layer, layer_idx, key_states.shape[-2])
         try:
             both = layer.update(key_states, value_states, *args, **kwargs)
@@ -137,9 +148,20 @@ class OffloadedCache(DynamicCache):
             if any(not isinstance(other, (OffloadedLayer, DummyLayer)) for other in self.layers[:layer_idx]):
                 self._ferry.tear(error)
             raise
+        if first and self.stats().relearned:
+            self._log_once(
+                "OffloadedCache: layer %d has another shape than the first layer, or is one more than there were, so no"
+                " layer leaves the device until this forward pass is over",
+                layer_idx,
+            )
         if _NO_MASK < before < layer_idx:
             self._updated = layer_idx
         return both
+
+    def _log_once(self, message: str, *arguments: object) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
+            _log.warning(message, *arguments)
 
     def _check_in_step(self, layer: OffloadedLayer, layer_idx: int, tokens: int) -> None:
         """Refuses to go on with layers of unlike lengths: what interrupted an earlier pass may not have been ours."""
