@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from models import LAYERS, greedy, tiny
+from models import LAYERS, greedy, prompt, tiny
 from transformers import DynamicCache, GenerationConfig, MistralConfig
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
@@ -64,6 +64,21 @@ def test_attributes_that_generate_and_models_use(store):
     greedy(tiny("llama"), cache)
     assert cache.is_initialized and cache.get_mask_sizes(2, 0)[0] == cache.get_seq_length() + 2
     assert type(cache.get_seq_length()) is int
+
+
+def test_tokens_appended_by_hand_after_a_models_pass(store):
+    """A pass that makes no mask is no sign of one that broke off."""
+    model = tiny("llama")
+    caches = [OffloadedCache(config=model.config, store=store, block_tokens=4, resident_layers=1),
+              DynamicCache(config=model.config)]  # fmt: skip
+    for cache in caches:
+        with torch.no_grad():
+            model(prompt(9), cache=cache)
+        for layer in range(LAYERS):
+            cache.update(torch.ones(1, 2, 3, 16), torch.ones(1, 2, 3, 16), layer)
+    with torch.no_grad():
+        ours, theirs = (model(prompt(2), cache=cache).logits for cache in caches)
+    assert torch.equal(ours, theirs)
 
 
 def test_layers_that_are_not_full_attention_are_transformers_own(store):

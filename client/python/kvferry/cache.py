@@ -139,7 +139,7 @@ class OffloadedCache(DynamicCache):
         self._ferry.check()
         offloaded = isinstance(layer, OffloadedLayer)
         first = offloaded and not layer.is_initialized
-        if offloaded and before != _NO_MASK:
+        if offloaded and _NO_MASK < before < layer_idx:  # in a pass: the next one may come without a mask
             self._check_in_step(layer, layer_idx, key_states.shape[-2])
         try:
             both = layer.update(key_states, value_states, *args, **kwargs)
