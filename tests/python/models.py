@@ -4,6 +4,8 @@ import functools
 
 import torch
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
     BloomConfig,
     BloomForCausalLM,
     GPT2Config,
@@ -14,6 +16,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 LAYERS = 4
@@ -37,6 +41,19 @@ _BUILDERS = {
     ),
 }  # fmt: skip
 MODELS = tuple(_BUILDERS)
+_SPECIAL = dict(
+    vocab_size=VOCABULARY, d_model=48, bos_token_id=1, eos_token_id=None, pad_token_id=0, decoder_start_token_id=2
+)
+_BUILDERS |= {  # encoder-decoder models
+    "bart": lambda: BartForConditionalGeneration(
+        BartConfig(**_SPECIAL, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=4,
+                   encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=256, init_std=0.3,
+                   forced_eos_token_id=None)
+    ),
+    "t5": lambda: T5ForConditionalGeneration(
+        T5Config(**_SPECIAL, d_kv=12, d_ff=64, num_layers=3, num_decoder_layers=3, num_heads=4)
+    ),
+}  # fmt: skip
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 from models import LAYERS, greedy, prompt, tiny
-from transformers import DynamicCache
+from transformers import DynamicCache, EncoderDecoderCache
 
 import kvferry
 from kvferry import OffloadedCache
@@ -288,6 +288,37 @@ def test_a_second_update_in_one_pass_is_refused(store):
     cache.update(*kv(1), 0)
     with pytest.raises(TypeError, match="EncoderDecoderCache"):
         cache.update(*kv(9), 0)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["bart", "t5"])
+@pytest.mark.parametrize("cross", ["ours", "DynamicCache"])
+def test_B12_encoder_decoder(store, name, beams, cross):
+    """Both parts may be ours; the cross part is read by every step and grows only once."""
+    model = tiny(name)
+    ids = prompt(37, rows=2)
+    mask = torch.ones_like(ids)
+    mask[0, 30:] = 0
+
+    def generate(cache):
+        out = model.generate(ids, attention_mask=mask, cache=cache, max_new_tokens=20, num_beams=beams, do_sample=False,
+                             output_logits=True, return_dict_in_generate=True)  # fmt: skip
+        return out.sequences, torch.stack(out.logits)
+
+    decoder = new(store, config=model.config, block_tokens=4)
+    encoder = new(store, config=model.config, block_tokens=4) if cross == "ours" else DynamicCache()
+    for ours, theirs in zip(
+        generate(EncoderDecoderCache(decoder, encoder)), generate(EncoderDecoderCache(DynamicCache(), DynamicCache()))
+    ):
+        assert torch.equal(ours, theirs)
+    assert decoder.get_seq_length() == 20 and encoder.get_seq_length() == 37
+    assert decoder.stats().blocks_put > 0 and (cross != "ours" or encoder.stats().blocks_put > 0)
+
+
+def test_an_encoder_decoder_model_is_told_to_wrap_the_cache(store):
+    model = tiny("bart")
+    with pytest.raises(TypeError, match=r"EncoderDecoderCache\(OffloadedCache"):
+        model.generate(prompt(9), cache=new(store, config=model.config), max_new_tokens=4)
 
 
 def test_generate_again_after_reset(store):
