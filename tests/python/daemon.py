@@ -1,5 +1,6 @@
 """A real kvferryd as a child process."""
 
+import json
 import shutil
 import signal
 import socket
@@ -45,6 +46,11 @@ class Kvferryd:
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def values(self) -> dict[str, int]:
+        """The figures of `kvferryctl stats`."""
+        command = [binary("kvferryctl"), f"--server={self.url}", "stats", "--json"]
+        return json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)["values"]
 
     def kill(self) -> None:
         """As the kernel does it when memory is short: no goodbye, and the socket's file stays."""

@@ -63,13 +63,13 @@ def test_killed_mid_generation_then_restarted(kvferryd, model, expected):
         error = caught.value
         assert isinstance(error, ConnectionError) and error.code == "UNAVAILABLE"
         assert kvferryd.url in str(error), error
-        tokens = [int(n) for n in re.findall(r"(\d+) tokens", str(error))]
-        assert any(66 <= n <= 68 for n in tokens), error
+        # The prompt and six tokens were in the cache; of the seventh, the resident layer at least.
+        assert re.findall(r"(\d+) tokens", str(error)) == ["67"], error
         assert "reset()" in error.hint and "run again" in error.hint
 
         # Half a pass is in the cache: nothing may be made of it.
-        assert {layer.get_seq_length() for layer in cache.layers} != {0}
-        with pytest.raises(kvferry.Error):
+        assert {layer.get_seq_length() for layer in cache.layers} == {66, 67}
+        with pytest.raises(kvferry.UnavailableError, match="incomplete"):
             generate(model, cache)
 
         # The same Python process, store and cache work again.
@@ -101,7 +101,7 @@ def test_restarted_between_two_steps(kvferryd, model, expected):
     with kvferry.connect(kvferryd.url) as store:
         cache = cache_for(model, store)
         epoch = store.epoch
-        with pytest.raises(kvferry.Error) as caught:
+        with pytest.raises(kvferry.UnavailableError) as caught:
             generate(model, cache, AtStep(7, kvferryd.restart))
         assert kvferryd.url in str(caught.value) and "reset()" in caught.value.hint
         cache.reset()
@@ -110,22 +110,74 @@ def test_restarted_between_two_steps(kvferryd, model, expected):
 
 
 def test_killed_while_all_layers_are_resident(kvferryd, model, expected):
-    """What is on the device is enough to go on; whatever happens, no wrong token."""
+    """What is on the device is enough to go on. A new daemon gets all of it, and flush says what is there."""
     with kvferry.connect(kvferryd.url) as store:
         cache = cache_for(model, store, resident_layers=LAYERS)
-        try:
-            ids = generate(model, cache, AtStep(7, kvferryd.kill))
-        except kvferry.Error as error:
-            assert kvferryd.url in str(error)
-        else:
-            assert torch.equal(ids, expected)
+        assert torch.equal(generate(model, cache, AtStep(7, kvferryd.kill)), expected)
+        with pytest.raises(kvferry.UnavailableError, match="kvferry.sock"):
+            cache.flush()
+        kvferryd.start()
+        store.flush()  # connected again
+        with torch.no_grad():
+            model(prompt(5), cache=cache)
+        cache.flush()
+        blocks = LAYERS * (cache.get_seq_length() // 4)
+        assert cache.stats().stored_bytes == blocks * 2 * 2 * 4 * 16 * 4  # K and V, 2 heads, 4 tokens, 16 wide, float32
+
+
+@pytest.mark.parametrize("resident_layers", [LAYERS, 0])
+def test_flush_after_a_restart(kvferryd, model, resident_layers):
+    """Flush works on the new daemon once the cache is emptied, whatever the old one took with it."""
+    with kvferry.connect(kvferryd.url) as store:
+        cache = cache_for(model, store, resident_layers=resident_layers)
+        with torch.no_grad():
+            model(prompt(30), cache=cache)
+            cache.flush()
+            held = cache.stats()
+            kvferryd.restart()
+            store.flush()  # connected again
+            if resident_layers == 0:
+                with pytest.raises(kvferry.UnavailableError, match="30 tokens must be recomputed"):
+                    model(prompt(1), cache=cache)
+            cache.reset()
+            cache.flush()
+            model(prompt(30), cache=cache)
+        cache.flush()
+        stats = cache.stats()
+        assert stats.stored_bytes == held.stored_bytes > 0 and stats.blocks_put == 2 * held.blocks_put
+
+
+def test_a_store_out_of_reach_is_not_missed(monkeypatch, tmp_path, model, expected):
+    """All layers fit: the text comes without a store, and nothing of the failed attempts is left over."""
+    attempts = []
+
+    def connect():
+        attempts.append(1)
+        return kvferry.connect(connect_timeout=0.05)
+
+    monkeypatch.setenv("KVFERRY_URL", f"unix://{tmp_path}/nobody.sock")
+    monkeypatch.setattr(kvferry.store, "connect", connect)
+    kvferry.set_default_store(None)
+    cache = cache_for(model, None, resident_layers=LAYERS)
+    assert torch.equal(generate(model, cache), expected)
+    assert attempts and cache.stats().blocks_put == 0
+
+    # An error of now is its own, not that of an attempt before.
+    with pytest.raises(kvferry.MismatchError, match="key_states"):
+        cache.update(torch.ones(1, 2, 3, 5), torch.ones(1, 2, 3, 5), 0)
+    cache.crop(-30)
+    cache.reorder_cache(torch.tensor([0]))
+    assert cache.get_seq_length() == expected.shape[1] - 1 - 30
+    with pytest.raises(kvferry.UnavailableError, match="nobody.sock") as caught:
+        generate(model, cache_for(model, None, resident_layers=LAYERS - 1))
+    assert "kvferryd" in caught.value.hint
 
 
 def test_killed_before_the_first_block(kvferryd, model, expected):
     with kvferry.connect(kvferryd.url, connect_timeout=1) as store:
         kvferryd.kill()
         cache = cache_for(model, store)
-        with pytest.raises(kvferry.Error) as caught:
+        with pytest.raises(kvferry.UnavailableError) as caught:
             generate(model, cache)
         assert kvferryd.url in str(caught.value)
         kvferryd.start()
@@ -136,10 +188,8 @@ def test_killed_before_the_first_block(kvferryd, model, expected):
 def test_stopped_daemon_is_a_deadline_not_a_hang(kvferryd, model, expected):
     with kvferry.connect(kvferryd.url) as store:
         cache = cache_for(model, store)
-        start = time.monotonic()
-        with pytest.raises((kvferry.DeadlineError, kvferry.UnavailableError)) as caught:
+        with pytest.raises(kvferry.DeadlineError) as caught:
             generate(model, cache, AtStep(7, lambda: kvferryd.signal(signal.SIGSTOP)))
-        assert time.monotonic() - start < 30
         assert kvferryd.url in str(caught.value) and "reset()" in caught.value.hint
         kvferryd.signal(signal.SIGCONT)
         cache.reset()
@@ -158,12 +208,13 @@ cache = cache_for(tiny("llama"), store, fetch_timeout=20)
 def stopped():
     print("ready", flush=True)
     sys.stdin.readline()  # by the time this comes the process has been stopped and woken
-print(generate(tiny("llama"), cache, AtStep(7, stopped)).tolist(), cache.stats().blocks_got, flush=True)
+print(generate(tiny("llama"), cache, AtStep(7, stopped)).tolist(), flush=True)
+print(cache.stats().blocks_got, flush=True)
 """
 
 
 def test_stopped_model_process_loses_nothing(tmp_path, expected):
-    """Silent for ten times as long as makes the service take it for lost: the session is resumed, no block is lost."""
+    """Silent until the service takes it for lost: the session is resumed, no block is lost."""
     with Kvferryd(tmp_path, "--heartbeat=100ms") as daemon:
         script = _STOPPED.format(here=str(Path(__file__).parent), url=daemon.url)
         command = [sys.executable, "-c", script]
@@ -171,14 +222,15 @@ def test_stopped_model_process_loses_nothing(tmp_path, expected):
         try:
             assert child.stdout.readline() == "ready\n"
             child.send_signal(signal.SIGSTOP)
-            time.sleep(3)
+            while not daemon.values()["sessions_silent"]:
+                time.sleep(0.05)
             child.send_signal(signal.SIGCONT)
             out, _ = child.communicate("\n", timeout=120)
         finally:
             child.kill()
         assert child.returncode == 0
-        assert out.startswith(str(expected.tolist())), out
-        assert int(out.split()[-1]) > 0
+        text, got = out.splitlines()
+        assert text == str(expected.tolist()) and int(got) > 0
 
 
 @pytest.fixture(params=["embedded", "grpc"])
@@ -259,5 +311,5 @@ def test_closed_store(kvferryd, model):
     with torch.no_grad():
         model(prompt(12), cache=cache)
         store.close()
-        with pytest.raises(kvferry.UnavailableError):
+        with pytest.raises(kvferry.UnavailableError, match="closed"):
             model(prompt(1), cache=cache)

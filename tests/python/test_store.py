@@ -46,7 +46,9 @@ def test_a_closed_store_says_so():
     del capsule
 
 
-@pytest.mark.parametrize("url", ["", "embedded", "http://host:1", "unix://relative/path", "grpc://host", "grpc://host:port"])
+@pytest.mark.parametrize(
+    "url", ["", "embedded", "http://host:1", "unix://relative/path", "grpc://host", "grpc://host:port"]
+)
 def test_a_url_of_another_form_is_refused_by_name(url, monkeypatch):
     with pytest.raises(kvferry.MismatchError) as caught:
         kvferry.connect(url)
@@ -166,24 +168,19 @@ def test_a_process_ends_with_open_stores(kvferryd):
 def test_a_waiting_call_lets_other_threads_run(kvferryd):
     with kvferry.connect(kvferryd.url, heartbeat=3600) as store:
         kvferryd.signal(signal.SIGSTOP)
+        with pytest.raises(kvferry.DeadlineError) as caught:
+            store.flush(timeout=0.2)
+        assert isinstance(caught.value, TimeoutError) and kvferryd.url in str(caught.value)
+
         outcome = []
-
-        def flush():
-            with pytest.raises(kvferry.DeadlineError) as caught:
-                store.flush(timeout=1.0)
-            outcome.append(caught.value)
-
-        thread = threading.Thread(target=flush)
+        thread = threading.Thread(target=lambda: outcome.append(store.flush(timeout=60)))
         thread.start()
-        turns = 0
-        while thread.is_alive():
-            turns += 1
+        for _ in range(100):  # if it held the GIL, this thread would come no further before its deadline
             time.sleep(0.001)
-        thread.join()
-        assert turns > 10
-        assert isinstance(outcome[0], TimeoutError) and kvferryd.url in str(outcome[0])
+        assert thread.is_alive()
         kvferryd.signal(signal.SIGCONT)
-        store.flush()
+        thread.join()
+        assert outcome == [None]
 
 
 def test_a_store_that_restarts_is_found_again(kvferryd):
