@@ -1,33 +1,32 @@
 #include "storage/reserve_queue.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace kvferry {
 
-uint64_t ReserveQueue::Push(PendingReserve request) {
-  waiting_.emplace(next_ticket_, std::move(request));
-  return next_ticket_++;
-}
+void ReserveQueue::Push(PendingReserve request) { waiting_.push_back(std::move(request)); }
 
 PendingReserve ReserveQueue::PopFront() {
-  PendingReserve request = std::move(waiting_.begin()->second);
-  waiting_.erase(waiting_.begin());
+  PendingReserve request = std::move(waiting_.front());
+  waiting_.pop_front();
   return request;
 }
 
-bool ReserveQueue::Take(uint64_t ticket, PendingReserve* out) {
-  const auto it = waiting_.find(ticket);
-  if (it == waiting_.end()) return false;
-  *out = std::move(it->second);
-  waiting_.erase(it);
-  return true;
+std::vector<PendingReserve> ReserveQueue::TakeExpired(absl::Time now) {
+  return TakeIf([now](const PendingReserve& request) { return request.options.deadline <= now; });
 }
 
 std::vector<PendingReserve> ReserveQueue::TakeAllOf(SessionId session) {
+  return TakeIf([session](const PendingReserve& request) { return request.session == session; });
+}
+
+template <typename Condition>
+std::vector<PendingReserve> ReserveQueue::TakeIf(Condition condition) {
   std::vector<PendingReserve> taken;
   for (auto it = waiting_.begin(); it != waiting_.end();) {
-    if (it->second.session == session) {
-      taken.push_back(std::move(it->second));
+    if (condition(*it)) {
+      taken.push_back(std::move(*it));
       it = waiting_.erase(it);
     } else {
       ++it;
@@ -36,11 +35,10 @@ std::vector<PendingReserve> ReserveQueue::TakeAllOf(SessionId session) {
   return taken;
 }
 
-std::vector<PendingReserve> ReserveQueue::TakeAll() {
-  std::vector<PendingReserve> taken;
-  for (auto& [ticket, request] : waiting_) taken.push_back(std::move(request));
-  waiting_.clear();
-  return taken;
+absl::Time ReserveQueue::NextDeadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const PendingReserve& request : waiting_) next = std::min(next, request.options.deadline);
+  return next;
 }
 
 }  // namespace kvferry

@@ -1,12 +1,12 @@
 // Reservations that wait for memory.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
+#include <list>
 #include <memory>
 #include <vector>
 
-#include "absl/container/btree_map.h"
-#include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "storage/namespaces.h"
 #include "storage/store.h"
 
@@ -31,19 +31,22 @@ class ReserveQueue {
   bool empty() const { return waiting_.empty(); }
   size_t size() const { return waiting_.size(); }
 
-  // Returns the ticket, by which a timer finds the request again. REQUIRES: !full().
-  uint64_t Push(PendingReserve request);
-  PendingReserve& Front() { return waiting_.begin()->second; }
+  // REQUIRES: !full().
+  void Push(PendingReserve request);
+  PendingReserve& Front() { return waiting_.front(); }
   PendingReserve PopFront();
 
-  // True and `*out` if the ticket still waits.
-  bool Take(uint64_t ticket, PendingReserve* out);
+  // Those whose deadline has come.
+  std::vector<PendingReserve> TakeExpired(absl::Time now);
   std::vector<PendingReserve> TakeAllOf(SessionId session);
-  std::vector<PendingReserve> TakeAll();
+  // The first deadline that will come; never, if nobody waits.
+  absl::Time NextDeadline() const;
 
  private:
-  absl::btree_map<uint64_t, PendingReserve> waiting_;  // by ticket
-  uint64_t next_ticket_ = 1;
+  template <typename Condition>
+  std::vector<PendingReserve> TakeIf(Condition condition);
+
+  std::list<PendingReserve> waiting_;  // in the order in which they came
 };
 
 }  // namespace kvferry

@@ -19,8 +19,8 @@ absl::Status OutOfRange(absl::string_view field, int64_t value, int64_t low, int
 
 void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOptions& options, ReserveDone done) {
   absl::StatusOr<Writers> result = Writers();
-  uint64_t ticket = 0;
-  bool answers_due = false;
+  bool waits = false, answers_due = false;
+  std::optional<absl::Time> expiry;
   {
     MutexLock lock(&state_.mu);
     DropGivenUp();
@@ -39,8 +39,10 @@ void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOp
         result = Refusal(*request, "too many wait for memory");
       } else {
         request->done = std::move(done);
-        ticket = state_.queue.Push(*std::move(request));
+        state_.queue.Push(*std::move(request));
         ++state_.waiting;
+        waits = true;
+        expiry = ArmExpiry(options.deadline);
       }
     } else {
       result = std::move(request).status();
@@ -48,13 +50,11 @@ void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOp
   }
   state_.arena->Bury();  // before the memory that took its place in the budget is touched
   if (answers_due) state_.Kick();
-  if (ticket == 0) {
+  if (!waits) {
     std::move(done)(std::move(result));
     return;
   }
-  if (options.deadline != absl::InfiniteFuture()) {
-    state_.RunAt(options.deadline, [ticket](StoreState& state) { Reserver(&state).Expire(ticket); });
-  }
+  if (expiry) ScheduleExpiry(*expiry);
   // Once more, now that whoever frees memory sees us waiting; and with chunks that are being read given up for us.
   state_.Kick();
 }
@@ -87,16 +87,31 @@ void Reserver::Pump() {
   for (StoreState::Completion& answer : answers) std::move(answer.done)(std::move(answer.result));
 }
 
-void Reserver::Expire(uint64_t ticket) {
-  PendingReserve request;
-  absl::Status refusal;
+// One timer for all who wait, at the first of their deadlines; another one only when a sooner deadline comes.
+std::optional<absl::Time> Reserver::ArmExpiry(absl::Time next) {
+  if (next >= state_.next_expiry) return std::nullopt;
+  return state_.next_expiry = next;
+}
+
+void Reserver::ScheduleExpiry(absl::Time when) {
+  state_.RunAt(when, [when](StoreState& state) { Reserver(&state).Expire(when); });
+}
+
+void Reserver::Expire(absl::Time when) {
+  std::vector<StoreState::Completion> answers;
+  std::optional<absl::Time> expiry;
   {
     MutexLock lock(&state_.mu);
-    if (!state_.queue.Take(ticket, &request)) return;
-    --state_.waiting;
-    refusal = Refusal(request, "no memory by the deadline");
+    if (state_.next_expiry == when) state_.next_expiry = absl::InfiniteFuture();
+    for (PendingReserve& request : state_.queue.TakeExpired(state_.executor->Now())) {
+      --state_.waiting;
+      absl::Status refusal = Refusal(request, "no memory by the deadline");
+      answers.push_back({std::move(request.done), std::move(refusal)});
+    }
+    expiry = ArmExpiry(state_.queue.NextDeadline());
   }
-  std::move(request.done)(std::move(refusal));
+  if (expiry) ScheduleExpiry(*expiry);
+  for (StoreState::Completion& answer : answers) std::move(answer.done)(std::move(answer.result));
   Pump();  // a smaller one may have stood behind it
 }
 

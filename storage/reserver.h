@@ -33,7 +33,10 @@ class Reserver {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   absl::Status Refusal(const PendingReserve& request, absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void DropGivenUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
-  void Expire(uint64_t ticket) ABSL_LOCKS_EXCLUDED(state_.mu);
+  // A deadline to come: when Expire is to be scheduled, if nothing sooner is.
+  std::optional<absl::Time> ArmExpiry(absl::Time next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void ScheduleExpiry(absl::Time when) ABSL_LOCKS_EXCLUDED(state_.mu);
+  void Expire(absl::Time when) ABSL_LOCKS_EXCLUDED(state_.mu);
 
   StoreState& state_;
 };

@@ -66,7 +66,8 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   Index index ABSL_GUARDED_BY(mu);
   ReserveQueue queue ABSL_GUARDED_BY(mu);
   std::vector<Completion> due ABSL_GUARDED_BY(mu);
-  StoreStats counters ABSL_GUARDED_BY(mu);  // counts only, the gauges are computed
+  absl::Time next_expiry ABSL_GUARDED_BY(mu) = absl::InfiniteFuture();  // the timer of the first deadline in `queue`
+  StoreStats counters ABSL_GUARDED_BY(mu);                              // counts only, the gauges are computed
   uint64_t next_seq ABSL_GUARDED_BY(mu) = 1;
   bool closed ABSL_GUARDED_BY(mu) = false;
 

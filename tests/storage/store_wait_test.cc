@@ -68,6 +68,32 @@ TEST_F(StoreWait, B38_RefusedAtTheDeadlineAndNeverSpins) {
   executor_.Run();
 }
 
+// Who is granted early leaves no timer behind for as long as he would have waited.
+TEST_F(StoreWait, AllWhoWaitShareATimer) {
+  for (int i = 0; i < 100; ++i) {
+    const Answer first = Ask(1, absl::Hours(1)), second = Ask(1, absl::Hours(2));
+    store_->Release(session_, {live_[0], live_[1]});
+    executor_.Advance(absl::Milliseconds(1));
+    ASSERT_TRUE(Granted(first) && Granted(second));
+    live_[0] = (**first)->front()->key();
+    live_[1] = (**second)->front()->key();
+    Seal(*(**first)->front(), 1);
+    Seal(*(**second)->front(), 2);
+  }
+  EXPECT_LE(executor_.waiting(), 1u);
+  // Each is refused at its own deadline, the sooner one first though it came last.
+  const Answer late = Ask(1, absl::Hours(3)), soon = Ask(1, absl::Seconds(1));
+  executor_.Advance(absl::Seconds(1) - absl::Milliseconds(1));
+  EXPECT_FALSE(soon->has_value());
+  executor_.Advance(absl::Milliseconds(1));
+  EXPECT_TRUE(soon->has_value());
+  executor_.Advance(absl::Hours(3) - absl::Seconds(1) - absl::Milliseconds(1));
+  EXPECT_FALSE(late->has_value());
+  executor_.Advance(absl::Milliseconds(1));
+  EXPECT_TRUE(late->has_value());
+  EXPECT_EQ(executor_.waiting(), 0u);
+}
+
 TEST_F(StoreWait, FirstComeFirstServed) {
   const Answer large = Ask(3), small = Ask(1);
   store_->Release(session_, {live_[0]});
