@@ -1,7 +1,9 @@
 // The store fails at every kind of moment: what the cache then returns is right, or an error that says what to do.
 
+#include <new>
 #include <thread>
 
+#include "c10/core/CPUAllocator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cache/cache_oracle.h"
@@ -41,7 +43,7 @@ class CacheFaultsTest : public testing::Test {
   }
 
   std::mt19937_64 random_{11};
-  std::shared_ptr<FaultyTransport> store_ = EmbeddedStore();
+  std::shared_ptr<FaultyTransport> store_ = NewFaultyStore();
   std::unique_ptr<Cache> cache_;
   CacheOracle oracle_{kLayers};
 };
@@ -121,6 +123,61 @@ TEST_F(CacheFaultsTest, FailedPutsStayOnTheDevice) {
   for (int i = 0; i < 6; ++i) ASSERT_TRUE(Forward(1).ok());
   EXPECT_EQ(cache_->Flush(absl::Now() + absl::Seconds(10)).code(), absl::StatusCode::kUnavailable);
   ExpectSame(*cache_, oracle_, kLayers);
+}
+
+// Stands before the tensor library's allocator and fails one call.
+class FailingAllocator final : public c10::Allocator {
+ public:
+  FailingAllocator() { c10::SetAllocator(c10::kCPU, this, kPriority); }
+  ~FailingAllocator() override { c10::SetAllocator(c10::kCPU, real_, kPriority); }
+
+  int fail_at = -1;  // how many calls succeed before one fails; -1: none fails
+
+  c10::DataPtr allocate(size_t n) override {
+    if (fail_at >= 0 && fail_at-- == 0) throw std::bad_alloc();
+    return real_->allocate(n);
+  }
+  void copy_data(void* to, const void* from, size_t n) const override { default_copy_data(to, from, n); }
+  c10::DeleterFnPtr raw_deleter() const override { return real_->raw_deleter(); }
+
+ private:
+  static constexpr uint8_t kPriority = 100;
+  c10::Allocator* const real_ = c10::GetAllocator(c10::kCPU);
+};
+
+// Whichever allocation fails, the cache then goes on rightly or says that it cannot until it is reset.
+TEST_F(CacheFaultsTest, NoMemoryAtAnyMoment) {
+  FailingAllocator allocator;
+  bool failed = true;
+  for (int at = 0; failed; ++at) {
+    SCOPED_TRACE(testing::Message() << "allocation " << at);
+    NewCache(1);
+    oracle_.Reset();
+    ASSERT_TRUE(Forward(9).ok());
+    std::vector<at::Tensor> states;
+    for (int i = 0; i < 2 * kLayers; ++i) states.push_back(RandomStates(random_, 2, 2, 300, 8));  // buffers must grow
+    failed = false;
+    int done = 0;
+    allocator.fail_at = at;
+    try {
+      for (; done < kLayers; ++done) {
+        const auto l = static_cast<size_t>(done);
+        ASSERT_TRUE(cache_->Update(states[2 * l], states[2 * l + 1], done).ok());
+      }
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    allocator.fail_at = -1;
+    if (!failed) {
+      EXPECT_GT(at, 3) << "nothing was allocated";
+      break;
+    }
+    EXPECT_EQ(Forward(1).code(), absl::StatusCode::kFailedPrecondition);
+    cache_->Reset();
+    oracle_.Reset();
+    ASSERT_TRUE(Forward(9).ok());
+    ASSERT_TRUE(Forward(1).ok());
+  }
 }
 
 TEST_F(CacheFaultsTest, UnacknowledgedBlocksAreReadFromTheDevice) {

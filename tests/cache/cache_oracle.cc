@@ -50,7 +50,7 @@ at::Tensor RandomStates(std::mt19937_64& random, int64_t batch, int64_t heads, i
   return t.transpose(1, 2);
 }
 
-std::shared_ptr<FaultyTransport> EmbeddedStore(uint64_t memory_bytes) {
+std::shared_ptr<FaultyTransport> NewFaultyStore(uint64_t memory_bytes) {
   ConnectOptions options;
   options.memory_bytes = memory_bytes;
   absl::StatusOr<std::shared_ptr<Transport>> transport = Connect("embedded://", options);

@@ -40,7 +40,7 @@ at::Tensor RandomStates(std::mt19937_64& random, int64_t batch, int64_t heads, i
                         c10::ScalarType type = c10::kFloat);
 
 // A fresh embedded store behind a transport that can be made to misbehave.
-std::shared_ptr<FaultyTransport> EmbeddedStore(uint64_t memory_bytes = 64 * kMiB);
+std::shared_ptr<FaultyTransport> NewFaultyStore(uint64_t memory_bytes = 64 * kMiB);
 TransportProvider Provide(std::shared_ptr<Transport> transport);
 
 // Asserts that every layer the cache holds reads as the oracle's.

@@ -89,7 +89,7 @@ TEST_P(CachePropertyTest, EqualsDynamicCache) {
   for (int run = 0; run < 150; ++run) {
     SCOPED_TRACE(testing::Message() << "seed " << seed << " run " << run);
     const Shape shape = RandomShape(random, GetParam().copies);
-    auto transport = EmbeddedStore();
+    auto transport = NewFaultyStore();
     transport->copies = GetParam().copies;
     transport->late_acks = GetParam().late_acks;
     auto created = Cache::Create(shape.options, Provide(transport));

@@ -5,6 +5,7 @@
 #include "ATen/ops/mul.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
+#include "client/local_transport.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cache/cache_oracle.h"
@@ -50,7 +51,7 @@ class CacheTest : public testing::Test {
   }
 
   std::mt19937_64 random_{7};
-  std::shared_ptr<FaultyTransport> store_ = EmbeddedStore();
+  std::shared_ptr<FaultyTransport> store_ = NewFaultyStore();
   int connects_ = 0;
 };
 
@@ -314,18 +315,38 @@ TEST_F(CacheTest, DeviceMemoryIsAHardBound) {
 }
 
 TEST_F(CacheTest, EverythingIsGivenBack) {
-  {
-    auto cache = NewCache(Options(0));
-    CacheOracle oracle(kLayers);
-    Forward(*cache, oracle, 33);
-    EXPECT_GT(cache->Stats().device_bytes, 0u);
-    cache->Reset();
-    EXPECT_EQ(cache->Stats().device_bytes, 0u);
-    EXPECT_EQ(cache->Stats().stored_bytes, 0u);
-    Forward(*cache, oracle = CacheOracle(kLayers), 5, 3);  // another batch
-  }
-  auto lookup = store_->Lookup({}, false, absl::Now() + absl::Seconds(1));
-  ASSERT_TRUE(lookup.ok());
+  StoreOptions options;
+  options.memory_bytes = 64 * kMiB;
+  auto embedded = EmbeddedStore::Open(options);
+  ASSERT_TRUE(embedded.ok()) << embedded.status();
+  auto transport = NewLocalTransport(*embedded);
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  store_ = std::make_shared<FaultyTransport>(*transport);
+  const auto held = [&] {
+    const StoreStats stats = (*embedded)->store().Stats();
+    return stats.chunks_live + stats.chunks_reserved;
+  };
+  auto cache = NewCache(Options(0));
+  CacheOracle oracle(kLayers);
+  Forward(*cache, oracle, 33);
+  EXPECT_EQ(held(), 2u * 8);
+  auto fork = cache->Fork();
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  EXPECT_GT(cache->Stats().device_bytes, 0u);
+  cache->Reset();
+  EXPECT_EQ(cache->Stats().device_bytes, 0u);
+  EXPECT_EQ(cache->Stats().stored_bytes, 0u);
+  EXPECT_EQ(held(), 2u * 8) << "the fork's";
+  fork->reset();
+  EXPECT_EQ(held(), 0u);
+  Forward(*cache, oracle = CacheOracle(kLayers), 5, 3);  // another batch
+  ASSERT_TRUE(cache->SelectRows({1, 1, 0, 2}).ok());
+  oracle.SelectRows({1, 1, 0, 2});
+  Forward(*cache, oracle, 9, 4);
+  ASSERT_TRUE(cache->Crop(10).ok());
+  EXPECT_EQ(held(), 3u) << "the first block of three rows, one of them twice in the batch";
+  cache = nullptr;
+  EXPECT_EQ(held(), 0u);
 }
 
 TEST_F(CacheTest, BadInputNamesItselfAndChangesNothing) {
