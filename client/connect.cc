@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/grpc_transport.h"
 #include "client/local_transport.h"
@@ -38,6 +39,10 @@ absl::Status Validate(const ConnectOptions& options) {
 absl::StatusOr<std::shared_ptr<Transport>> Connect(const std::string& url, const ConnectOptions& options) {
   KVFERRY_RETURN_IF_ERROR(Validate(options));
   if (url != "embedded://") {
+    if (!absl::StartsWith(url, "unix://") && !absl::StartsWith(url, "grpc://")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("store URL is \"", url, "\"; expected embedded://, unix:///absolute/path or grpc://host:port"));
+    }
     TuneMallocIfAsked();
     return NewGrpcTransport(url, options);
   }

@@ -67,7 +67,7 @@ absl::StatusOr<std::string> DialTarget(const std::string& url) {
     if (has_port && rest.find('/') == absl::string_view::npos) return absl::StrCat("dns:///", rest);
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("store URL is \"", url, "\"; expected embedded://, unix:///absolute/path or grpc://host:port"));
+      absl::StrCat("store URL is \"", url, "\"; expected unix:///absolute/path or grpc://host:port"));
 }
 
 Connection::Connection(std::shared_ptr<grpc::Channel> channel, SessionId session)

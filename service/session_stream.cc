@@ -9,12 +9,6 @@
 #include "proto/frame.h"
 
 namespace kvferry {
-namespace {
-
-constexpr int kMaxReleased = 65536;
-
-}  // namespace
-
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* SessionStream::Start(ServiceContext* context) {
   auto stream = std::make_shared<SessionStream>(context);
   context->streams->Add(stream);
@@ -154,9 +148,13 @@ void SessionStream::Hello(const v1::SessionRequest::Hello& hello) {
 }
 
 void SessionStream::Release(const v1::SessionRequest::Release& release) {
-  if (release.keys_size() > kMaxReleased) {
+  if (release.keys_size() > kMaxChunksInCall) {
     Want(absl::InvalidArgumentError(
-        absl::StrCat("a release of ", release.keys_size(), " keys, expected at most ", kMaxReleased)));
+        absl::StrCat("a release of ", release.keys_size(), " keys, expected at most ", kMaxChunksInCall)));
+    return;
+  }
+  if (release.seq() == 0) {
+    Want(absl::InvalidArgumentError("a release's seq is 0, expected 1 for the first one of a session"));
     return;
   }
   if (!chunks_->TakeRelease(release.seq())) return;

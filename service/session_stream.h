@@ -68,7 +68,7 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
   v1::SessionReply outgoing_;
   ClientSessions::Attachment attachment_;
   std::shared_ptr<SessionChunks> chunks_;  // of the session, once attached
-  uint32_t version_ = 0;  // of the protocol, agreed on
+  uint32_t version_ = 0;                   // of the protocol, agreed on
   std::optional<absl::Status> ending_;
   bool greeted_ = false, attached_ = false;
   bool reading_ = false, writing_ = false, ended_ = false;

@@ -33,7 +33,6 @@ struct Session {
   absl::flat_hash_set<NamespaceId> namespaces;
   uint64_t next_counter = 1;
   bool suspended = false;
-  uint64_t suspensions = 0;  // tells the timers of an earlier suspension that they are late
 };
 
 // Bytes of bookkeeping charged for one session, for one lease and for one open namespace of a session.

@@ -74,7 +74,7 @@ absl::Status CacheImpl::Plan(int64_t columns, int64_t batch) {
   KVFERRY_ASSIGN_OR_RETURN(const int resident, ResidentLayersFor(columns, batch));
   const bool must_leave = resident < layers();
   if (must_leave || ferrying_ || options_.resident_layers) {
-    absl::Status status = Connect();
+    absl::Status status = Connect(columns, must_leave);
     if (status.ok()) status = OpenNamespace();
     if (status.ok()) status = ReserveEntries(columns, must_leave);
     if (!status.ok()) {
@@ -104,7 +104,7 @@ absl::StatusOr<int> CacheImpl::ResidentLayersFor(int64_t columns, int64_t batch)
   input.tail_columns = TailColumns();
   const bool all_stay = limit == layers() && DeviceBytesNeeded(input, limit) <= bound;
   if (all_stay && !ferrying_ && !options_.resident_layers) return limit;
-  if (absl::Status status = Connect(); !status.ok()) {
+  if (absl::Status status = Connect(columns, !all_stay); !status.ok()) {
     if (all_stay) return limit;  // nothing will be put
     return status;
   }
@@ -119,8 +119,11 @@ absl::StatusOr<int> CacheImpl::ResidentLayersFor(int64_t columns, int64_t batch)
                    " rows with no layer resident; nothing was allocated: raise device_memory or shorten the sequence"));
 }
 
-absl::Status CacheImpl::Connect() {
+// Where nothing has to leave, a store that could not be reached is asked for again with the next block only.
+absl::Status CacheImpl::Connect(int64_t columns, bool must) {
   if (transport_ != nullptr) return absl::OkStatus();
+  if (!must && columns < connect_again_at_) return absl::UnavailableError("no store could be reached");
+  connect_again_at_ = columns + options_.block_tokens;
   KVFERRY_ASSIGN_OR_RETURN(transport_, provider_());
   epoch_ = transport_->epoch();
   return absl::OkStatus();
@@ -226,20 +229,20 @@ absl::Status CacheImpl::AwaitRoom(int layer) {
   for (const Ahead& a : ahead_) ahead += a.layer != layer ? 1 : 0;
   const absl::Status status =
       tracker_->WaitForLayers(std::max(0, Depth() - ahead), layer, absl::Now() + options_.full_timeout);
+  DiscardAcknowledged();
   return status.ok() ? status : Lost(status);
 }
 
 // The same without waiting, for layers that stay: nothing depends on when they are put, so the model never waits.
-bool CacheImpl::HasRoom(int layer) const {
+bool CacheImpl::HasRoom(int layer) {
+  DiscardAcknowledged();
   return !transport_->fetch_copies() || tracker_->PendingLayers(layer) <= Depth();
 }
 
-// Lets the transport free what a resident layer lent it: nobody will ask for it while the layer is here.
-void CacheImpl::SweepAcknowledged(int layer) {
-  if (!ferrying_) return;
-  const CacheLayerState& state = layers_[static_cast<size_t>(layer)];
-  for (size_t r = 0; r < rows_.size(); ++r) {
-    for (int64_t i = 0; i < state.cut[r]; ++i) rows_[r].chunks[static_cast<size_t>(i)]->Stored(layer);
+// Lets the transport free the blocks that the store now holds. On the cache's thread: it may be reading them.
+void CacheImpl::DiscardAcknowledged() {
+  for (const auto& [weak, layer] : tracker_->TakeAcknowledged()) {
+    if (const std::shared_ptr<CachedChunk> chunk = weak.lock(); chunk != nullptr) chunk->Stored(layer);
   }
 }
 

@@ -110,7 +110,7 @@ class CacheImpl final : public Cache {
   absl::Status CheckInStep(int layer);
   void PutResident();
   void PermuteRows(const std::vector<int64_t>& rows);
-  void SweepAcknowledged(int layer);
+  void DiscardAcknowledged();
   void StartTracking();
 
   // cache_fetch.cc
@@ -126,13 +126,13 @@ class CacheImpl final : public Cache {
   absl::Status Plan(int64_t columns, int64_t batch);
   absl::StatusOr<int> ResidentLayersFor(int64_t columns, int64_t batch);
   absl::Status CheckEpoch();
-  absl::Status Connect();
+  absl::Status Connect(int64_t columns, bool must);
   absl::Status OpenNamespace();
   absl::Status ReserveEntries(int64_t columns, bool must_leave);
   absl::Status ReserveSome(const std::vector<int64_t>& rows, bool wait);
   absl::Status Demote(int layer);
   absl::Status AwaitRoom(int layer);
-  bool HasRoom(int layer) const;
+  bool HasRoom(int layer);
   void PutEntries(CacheLayerState& state, const KeysValues& full, int layer);
   absl::Status Relearn(int layer);
   void ForgetTable();
@@ -155,6 +155,7 @@ class CacheImpl final : public Cache {
 
   std::shared_ptr<Transport> transport_;  // null until the first block has to leave
   uint64_t epoch_ = 0;                    // of the transport when the first entry was reserved
+  int64_t connect_again_at_ = 0;          // columns; where a store is wanted but not needed
   std::optional<uint64_t> bound_;         // bytes, where none was given; 0: none. Found out at the first plan
   std::optional<NamespaceId> namespace_;
   size_t refused_entries_ = 0;  // how many were missing when the store last had no room

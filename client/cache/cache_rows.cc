@@ -180,6 +180,7 @@ void CacheImpl::Reset() {
   ring_layer_ = -1;
   planned_ = 0;
   refused_entries_ = 0;
+  connect_again_at_ = 0;
   resident_ = kMaxResident;
   learnt_ = options_.layers.has_value();
   ferrying_ = false;
@@ -199,6 +200,8 @@ void CacheImpl::StartTracking() {
 absl::Status CacheImpl::Flush(absl::Time deadline) {
   if (transport_ == nullptr) return absl::OkStatus();
   KVFERRY_RETURN_IF_ERROR(CheckWhole());
+  KVFERRY_RETURN_IF_ERROR(CheckEpoch());
+  if (ferrying_) KVFERRY_RETURN_IF_ERROR(ReserveEntries(MaxLength(), /*must_leave=*/true));
   Guarded(0, [&] { PutResident(); });
   const ScopedTimer timer(&waited_);
   KVFERRY_RETURN_IF_ERROR(tracker_->WaitForLayers(0, -1, deadline));

@@ -80,7 +80,6 @@ absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int l
   if (!all_stay) KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer));
   KeysValues full = added;
   if (state.resident) {
-    SweepAcknowledged(layer);
     const ScopedTimer timer(&copying_);
     const bool first = state.length == 0;
     state.buffer.Append(added, 0, tokens, GrownCapacity(columns));

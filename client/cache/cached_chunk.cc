@@ -22,7 +22,6 @@ void PutTracker::Finish(int layer, uint64_t bytes, const absl::Status& status) {
   if (status.ok()) {
     ++blocks_put_;
     bytes_put_ += bytes;
-    bytes_held_ -= bytes;
   } else {
     ++failed_[static_cast<size_t>(layer)];
     bytes_failed_ += bytes;
@@ -31,12 +30,23 @@ void PutTracker::Finish(int layer, uint64_t bytes, const absl::Status& status) {
   changed_.NotifyAll();
 }
 
-void PutTracker::Forget(int layer, uint64_t bytes) {
+void PutTracker::Drop(int layer, uint64_t bytes, bool failed) {
   MutexLock lock(&mu_);
+  bytes_held_ -= bytes;
+  if (!failed) return;
   --failed_[static_cast<size_t>(layer)];
   bytes_failed_ -= bytes;
-  bytes_held_ -= bytes;
   if (bytes_failed_ == 0) last_error_ = absl::OkStatus();
+}
+
+void PutTracker::AddAcknowledged(std::weak_ptr<CachedChunk> chunk, int layer) {
+  MutexLock lock(&mu_);
+  acknowledged_.emplace_back(std::move(chunk), layer);
+}
+
+std::vector<std::pair<std::weak_ptr<CachedChunk>, int>> PutTracker::TakeAcknowledged() {
+  MutexLock lock(&mu_);
+  return std::exchange(acknowledged_, {});
 }
 
 int PutTracker::PendingLayersLocked(int except) const {
@@ -107,7 +117,9 @@ CachedChunk::CachedChunk(std::shared_ptr<Transport> transport, std::unique_ptr<C
 
 CachedChunk::~CachedChunk() {
   for (size_t l = 0; l < acks_->state.size(); ++l) {
-    if (acks_->state[l].exchange(kGone) == kFailed) acks_->tracker[l]->Forget(static_cast<int>(l), acks_->bytes[l]);
+    const uint8_t was = acks_->state[l].exchange(kGone);
+    if (was != kAcknowledged && was != kFailed) continue;
+    acks_->tracker[l]->Drop(static_cast<int>(l), acks_->bytes[l], was == kFailed);
   }
   transport_->Release({writer_->key()}, epoch_);
 }
@@ -123,15 +135,15 @@ void CachedChunk::Commit(int layer, uint64_t checksum, const std::shared_ptr<Put
   acks_->tracker[l] = tracker;
   acks_->state[l].store(kPending, std::memory_order_relaxed);
   tracker->Start(layer, acks_->bytes[l]);
-  writer_->Commit(layer, checksum, [acks = acks_, tracker, layer, l](absl::Status status) {
-    uint8_t pending = kPending;
-    if (status.ok()) {
-      acks->state[l].compare_exchange_strong(pending, kAcknowledged);
-      tracker->Finish(layer, acks->bytes[l], status);
-      return;
-    }
-    tracker->Finish(layer, acks->bytes[l], status);
-    if (!acks->state[l].compare_exchange_strong(pending, kFailed)) tracker->Forget(layer, acks->bytes[l]);
+  writer_->Commit(layer, checksum, [weak = weak_from_this(), acks = acks_, tracker, layer, l](absl::Status status) {
+    const uint64_t bytes = acks->bytes[l];
+    uint8_t now = kPending;
+    // Whoever waits for Finish finds the state of success; what failed is counted before anybody can drop it.
+    if (status.ok()) acks->state[l].compare_exchange_strong(now, kAcknowledged);
+    if (status.ok() && now == kPending) tracker->AddAcknowledged(weak, layer);
+    tracker->Finish(layer, bytes, status);
+    if (!status.ok()) acks->state[l].compare_exchange_strong(now, kFailed);
+    if (now == kGone) tracker->Drop(layer, bytes, !status.ok());
   });
 }
 
@@ -141,6 +153,7 @@ bool CachedChunk::Stored(int layer) {
   if (now != kAcknowledged) return now == kDiscarded;
   if (!state.compare_exchange_strong(now, kDiscarded)) return now == kDiscarded;
   writer_->Discard(layer);  // one of the forks that share the chunk comes here
+  acks_->tracker[static_cast<size_t>(layer)]->Drop(layer, Bytes(layer), /*failed=*/false);
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,16 +14,21 @@
 
 namespace kvferry {
 
+class CachedChunk;
+
 // Blocks that were committed since the cache was last emptied and are not acknowledged, per layer. Thread-safe:
 // transports count down from their own threads. Shared by the cache and the acknowledgements still to come, so either
 // may go first.
 class PutTracker {
  public:
+  // A block is held by this process from Start to Drop, whatever Finish says of it.
   void Start(int layer, uint64_t bytes);
   void Finish(int layer, uint64_t bytes, const absl::Status& status);
+  void Drop(int layer, uint64_t bytes, bool failed);
 
-  // Blocks that failed are held no longer: their chunk has gone.
-  void Forget(int layer, uint64_t bytes);
+  // Blocks that the store has acknowledged since the last call, for the cache's own thread to discard.
+  void AddAcknowledged(std::weak_ptr<CachedChunk> chunk, int layer);
+  std::vector<std::pair<std::weak_ptr<CachedChunk>, int>> TakeAcknowledged();
 
   // Waits until at most `limit` layers other than `except` have unacknowledged blocks. DEADLINE_EXCEEDED if not in
   // time.
@@ -33,7 +39,7 @@ class PutTracker {
 
   uint64_t blocks_put() const;
   uint64_t bytes_put() const;
-  // Of the blocks that are held: not acknowledged, or failed.
+  // Of the blocks that are held: not acknowledged, not discarded yet, or failed.
   uint64_t bytes_held() const;
   uint64_t bytes_failed() const;
   // Why the last block that failed did; OK if none is held that has.
@@ -51,11 +57,12 @@ class PutTracker {
   uint64_t bytes_held_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_failed_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status last_error_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::pair<std::weak_ptr<CachedChunk>, int>> acknowledged_ ABSL_GUARDED_BY(mu_);
 };
 
 // A live chunk of this process, shared by rows, layers and forks that refer to it; the last one gives it back.
 // Threads: as its cache, but for the acknowledgements.
-class CachedChunk {
+class CachedChunk : public std::enable_shared_from_this<CachedChunk> {
  public:
   CachedChunk(std::shared_ptr<Transport> transport, std::unique_ptr<ChunkWriter> writer, int layers);
   ~CachedChunk();

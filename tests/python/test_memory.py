@@ -48,7 +48,6 @@ def live_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.xfail(strict=True, reason="a layer's blocks stay in this process until the layer is read again")
 def test_the_process_does_not_hold_the_sequence(tmp_path):
     """Not by the cache's own figures but by the kernel's: 400 MiB of KV in another process, a bound of 64 MiB here."""
     with Kvferryd(tmp_path, memory="640MiB") as daemon:

@@ -460,6 +460,13 @@ TEST_P(ServerTest, TooLargeAReleaseIsRefused) {
   EXPECT_THAT(client_->WaitForEnd().error_message(), HasSubstr("a release of 65537 keys, expected at most 65536"));
 }
 
+TEST_P(ServerTest, AReleaseWithoutANumberIsRefused) {
+  v1::SessionRequest release;
+  release.mutable_release()->add_keys();
+  ASSERT_TRUE(client_->Say(release));
+  EXPECT_THAT(client_->WaitForEnd().error_message(), HasSubstr("seq is 0, expected 1"));
+}
+
 TEST_P(ServerTest, CallsOfUnknownSessionsSaySo) {
   const NamespaceId ns = client_->Open(SpecOf(4));
   client_->welcome.set_session(kLiveBit | 1);

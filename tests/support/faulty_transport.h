@@ -48,9 +48,7 @@ class FaultyTransport final : public Transport {
   absl::StatusOr<LookupResult> Lookup(absl::Span<const ChunkKey> keys, bool lease, absl::Time deadline) override {
     return real_->Lookup(keys, lease, deadline);
   }
-  void Release(absl::Span<const ChunkKey> keys, uint64_t epoch) override {
-    real_->Release(keys, epoch - epoch_added);
-  }
+  void Release(absl::Span<const ChunkKey> keys, uint64_t epoch) override { real_->Release(keys, epoch - epoch_added); }
   std::unique_ptr<FetchStream> Fetch(absl::Span<const BlockKey> keys, absl::Time deadline) override;
   bool fetch_copies() const override { return copies; }
   void Prefetch(absl::Span<const ChunkKey> keys) override { real_->Prefetch(keys); }
