@@ -49,7 +49,7 @@ class Contestant:
 
 
 def run(url: str, quick: bool) -> list[dict]:
-    rounds, tokens = (11, 1) if quick else (20, 12)
+    rounds, tokens = (23, 1) if quick else (20, 12)
     tokenizer, model = smollm2.load()
     ids = tokenizer(smollm2.licence(tokenizer, CONTEXT + 100), return_tensors="pt")["input_ids"][:, :CONTEXT]
     print(f"decode: SmolLM2-135M float32, {CONTEXT} tokens of context, {torch.get_num_threads()} threads; "
