@@ -5,8 +5,8 @@
 namespace kvferry {
 
 void GrpcCore::Release(absl::Span<const ChunkKey> keys, uint64_t epoch) {
-  if (keys.empty() || fork.forked() || state.closed() || epoch != state.epoch()) return;
-  releases.Push(keys);
+  if (keys.empty() || fork.forked() || state.closed()) return;
+  releases.Push(keys, epoch);
   session.Wake();
 }
 

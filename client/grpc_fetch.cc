@@ -26,7 +26,7 @@ GrpcFetch::GrpcFetch(std::shared_ptr<GrpcCore> core, absl::Span<const BlockKey> 
   suspended_ = core_->suspension.Total(absl::Now());
   std::shared_ptr<Connection> connection = core_->state.Current();
   if (keys_.empty() || core_->state.closed() || connection == nullptr || connection->session() != session_) return;
-  call_ = GetCall::Start(std::move(connection), keys_, deadline_, core_->counters);
+  Ask(std::move(connection));
 }
 
 GrpcFetch::~GrpcFetch() {
@@ -44,6 +44,10 @@ absl::StatusOr<BlockView> GrpcFetch::Next() {
   if (absl::Status status = core_->Check(); !status.ok()) return status;
   while (true) {
     absl::Status why;
+    if (call_ != nullptr && next_ == asked_) {
+      call_->Abandon();
+      call_ = nullptr;
+    }
     if (call_ == nullptr) why = Start();
     if (call_ != nullptr) {
       std::optional<absl::StatusOr<BlockView>> block = call_->Next(deadline_, &why);
@@ -61,9 +65,14 @@ absl::Status GrpcFetch::Start() {
   if (connection->session() != session_) {
     return absl::FailedPreconditionError("the session that these keys belong to has ended");
   }
-  const absl::Span<const BlockKey> left = absl::MakeConstSpan(keys_).subspan(next_);
-  call_ = GetCall::Start(std::move(connection), left, deadline_, core_->counters);
+  Ask(std::move(connection));
   return call_ != nullptr ? absl::OkStatus() : absl::UnavailableError("the connection was lost");
+}
+
+void GrpcFetch::Ask(std::shared_ptr<Connection> connection) {
+  const absl::Span<const BlockKey> next = absl::MakeConstSpan(keys_).subspan(next_, kMaxChunksInCall);
+  asked_ = next_ + next.size();
+  call_ = GetCall::Start(std::move(connection), next, deadline_, core_->counters);
 }
 
 bool GrpcFetch::MayRetry(const absl::Status& why) {

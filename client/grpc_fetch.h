@@ -11,8 +11,8 @@
 
 namespace kvferry {
 
-// One Get call, or another one for what is left if the connection broke under it and the session did not. Checks every
-// block before it hands it out. Threads: one at a time.
+// One Get call, another one for what is left if the connection broke under it and the session did not, and as many as
+// that many keys need. Checks every block before it hands it out. Threads: one at a time.
 class GrpcFetch : public FetchStream {
  public:
   GrpcFetch(std::shared_ptr<GrpcCore> core, absl::Span<const BlockKey> keys, absl::Time deadline);
@@ -21,8 +21,9 @@ class GrpcFetch : public FetchStream {
   absl::StatusOr<BlockView> Next() override;
 
  private:
-  // Starts the call for the blocks from next_ on; waits for a session if there is none.
+  // Starts a call for the blocks from next_ on; waits for a session if there is none.
   absl::Status Start();
+  void Ask(std::shared_ptr<Connection> connection);
   // Whether `why` is worth another call; waits a little before it says yes.
   bool MayRetry(const absl::Status& why);
   absl::StatusOr<BlockView> Check(absl::StatusOr<BlockView> block);
@@ -36,6 +37,7 @@ class GrpcFetch : public FetchStream {
   Backoff backoff_;
   int retries_ = 0;
   size_t next_ = 0;
+  size_t asked_ = 0;  // of keys_: up to here the call in progress brings them
   std::shared_ptr<GetCall> call_;
   absl::Status end_;
 };

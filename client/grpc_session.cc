@@ -89,8 +89,12 @@ void GrpcSession::Run() {
     if (why.ok()) {
       backoff.Reset();
       if (parts_.state->session() != 0) ++parts_.counters->reconnects;
-      welcome->resumed() ? parts_.releases->Resumed(welcome->released()) : parts_.releases->SessionLost();
-      parts_.state->Up(connection, welcome->session(), welcome->boot());
+      if (welcome->resumed()) {
+        parts_.releases->Resumed(welcome->released());
+      } else {
+        parts_.releases->SessionLost(parts_.state->epoch() + 1);
+      }
+      parts_.state->Up(connection, welcome->session());
       const absl::Duration beat =
           welcome->heartbeat_ms() == 0 ? heartbeat_ : absl::Milliseconds(welcome->heartbeat_ms());
       why = Serve(stream.get(), std::min(beat, heartbeat_), &silent);

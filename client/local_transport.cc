@@ -115,6 +115,11 @@ class LocalFetch : public FetchStream {
       return end_;
     }
     ++next_;
+    if (absl::Status intact = block->ok() ? (*block)->Verify() : absl::OkStatus(); !intact.ok()) {
+      ++shared_->counters.checksum_errors;
+      end_ = StoreError(shared_->url, "get", intact);
+      return end_;
+    }
     if (block->ok()) {
       shared_->counters.CountGot((*block)->size());
     } else if (absl::IsNotFound(block->status())) {

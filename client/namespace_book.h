@@ -4,9 +4,11 @@
 #include <atomic>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "storage/base/chunk_image.h"
+#include "storage/base/key.h"
 #include "storage/base/mutex.h"
 #include "storage/base/namespace_spec.h"
 

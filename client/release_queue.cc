@@ -5,8 +5,9 @@
 
 namespace kvferry {
 
-void ReleaseQueue::Push(absl::Span<const ChunkKey> keys) {
+void ReleaseQueue::Push(absl::Span<const ChunkKey> keys, uint64_t epoch) {
   MutexLock lock(&mu_);
+  if (epoch != epoch_) return;
   for (const ChunkKey& key : keys) {
     if (puts_.contains(key)) {
       held_back_.insert(key);
@@ -60,8 +61,9 @@ void ReleaseQueue::Resumed(uint64_t seq) {
   sent_ = 0;
 }
 
-void ReleaseQueue::SessionLost() {
+void ReleaseQueue::SessionLost(uint64_t epoch) {
   MutexLock lock(&mu_);
+  epoch_ = epoch;
   waiting_.clear();
   unconfirmed_.clear();
   held_back_.clear();

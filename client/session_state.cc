@@ -65,12 +65,11 @@ bool SessionState::BeginAttempt(absl::Duration delay) {
   return true;
 }
 
-bool SessionState::Up(std::shared_ptr<Connection> connection, SessionId session, uint64_t boot) {
+bool SessionState::Up(std::shared_ptr<Connection> connection, SessionId session) {
   MutexLock lock(&mu_);
-  const bool lost = session_ != 0 && (session != session_ || boot != boot_);
+  const bool lost = session_ != 0 && session != session_;
   if (lost || epoch_ == 0) ++epoch_;
   session_ = session;
-  boot_ = boot;
   connection_ = std::move(connection);
   up_ = !closed_;
   ended_ = begun_;

@@ -41,7 +41,7 @@ class SessionState {
   // or Down ends; false if closed instead.
   bool BeginAttempt(absl::Duration delay);
   // Returns true if the session before is gone with its live chunks: the epoch has changed.
-  bool Up(std::shared_ptr<Connection> connection, SessionId session, uint64_t boot);
+  bool Up(std::shared_ptr<Connection> connection, SessionId session);
   void Down(absl::Status why);  // UNAVAILABLE, or what no other attempt can change
 
   // Any thread. All waits end with UNAVAILABLE, now and from now on.
@@ -57,7 +57,6 @@ class SessionState {
   std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);
   bool up_ ABSL_GUARDED_BY(mu_) = false;
   SessionId session_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t boot_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t epoch_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t begun_ ABSL_GUARDED_BY(mu_) = 0;   // attempts
   uint64_t ended_ ABSL_GUARDED_BY(mu_) = 0;   // attempts with an outcome

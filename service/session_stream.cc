@@ -9,6 +9,7 @@
 #include "proto/frame.h"
 
 namespace kvferry {
+
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* SessionStream::Start(ServiceContext* context) {
   auto stream = std::make_shared<SessionStream>(context);
   context->streams->Add(stream);

@@ -33,9 +33,6 @@ struct StoreOptions {
 // INVALID_ARGUMENT naming the option, its value and what was expected.
 absl::Status Validate(const StoreOptions& options);
 
-// Chunks that one call may ask for or name.
-inline constexpr int kMaxChunksInCall = 65536;
-
 struct ReserveOptions {
   uint16_t group = 0;
   uint16_t shard = 0;

@@ -70,6 +70,12 @@ absl::Status Validate(const CacheOptions& options) {
   if (options.prefetch_depth && (*options.prefetch_depth < 0 || *options.prefetch_depth > 64)) {
     return error("prefetch_depth", *options.prefetch_depth, "0 to 64");
   }
+  if (!(options.full_timeout >= absl::ZeroDuration())) {
+    return error("full_timeout", absl::FormatDuration(options.full_timeout), "0 or more");
+  }
+  if (!(options.fetch_timeout > absl::ZeroDuration())) {
+    return error("fetch_timeout", absl::FormatDuration(options.fetch_timeout), "more than 0");
+  }
   if (options.device_memory && *options.device_memory == 0) return error("device_memory", 0, "1 byte or more");
   return absl::OkStatus();
 }
@@ -148,8 +154,8 @@ CacheStats CacheImpl::Stats() const {
   CacheStats stats;
   const uint64_t in_flight = transport_ != nullptr && transport_->fetch_copies() ? tracker_->bytes_held() : 0;
   stats.device_bytes = ledger_.now() + in_flight;
-  stats.blocks_put = blocks_put_before_ + tracker_->blocks_put();
-  stats.bytes_put = bytes_put_before_ + tracker_->bytes_put();
+  stats.blocks_put = tracker_->blocks_put();
+  stats.bytes_put = tracker_->bytes_put();
   stats.blocks_got = blocks_got_;
   stats.bytes_got = bytes_got_;
   stats.refused = refused_;

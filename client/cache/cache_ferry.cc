@@ -77,9 +77,11 @@ absl::Status CacheImpl::Plan(int64_t columns, int64_t batch) {
     absl::Status status = Connect(columns, must_leave);
     if (status.ok()) status = OpenNamespace();
     if (status.ok()) status = ReserveEntries(columns, must_leave);
-    if (!status.ok()) {
-      if (must_leave && options_.on_full == OnFull::kRaise) return status;
+    if (status.ok() && transport_->epoch() != epoch_) {  // only now has it found a store that was restarted
+      KVFERRY_RETURN_IF_ERROR(CheckEpoch());
+      status = ReserveEntries(columns, must_leave);
     }
+    if (!status.ok() && must_leave && options_.on_full == OnFull::kRaise) return status;
     ferrying_ = status.ok() || namespace_.has_value();
     for (int l = layers() - 1; ferrying_ && l >= resident; --l) KVFERRY_RETURN_IF_ERROR(Demote(l));
   }
@@ -114,8 +116,8 @@ absl::StatusOr<int> CacheImpl::ResidentLayersFor(int64_t columns, int64_t batch)
   const int resident = LayersWithin(input, limit, bound - held);
   if (resident >= 0) return resident;
   return absl::ResourceExhaustedError(
-      absl::StrCat("device_memory is ", *options_.device_memory, " bytes, expected at least ",
-                   DeviceBytesNeeded(input, 0), " for ", columns, " tokens of ", batch,
+      absl::StrCat("device_memory is ", bound, " bytes, expected at least ", DeviceBytesNeeded(input, 0), " for ",
+                   columns, " tokens of ", batch,
                    " rows with no layer resident; nothing was allocated: raise device_memory or shorten the sequence"));
 }
 
@@ -135,8 +137,10 @@ absl::Status CacheImpl::CheckEpoch() {
   const bool all_here = std::all_of(layers_.begin(), layers_.end(), [](const CacheLayerState& state) {
     return state.resident || state.plain || state.length == 0;
   });
-  const bool nothing_there =
-      std::all_of(rows_.begin(), rows_.end(), [](const CacheRow& row) { return row.chunks.empty(); });
+  bool nothing_there = std::all_of(rows_.begin(), rows_.end(), [](const CacheRow& row) { return row.chunks.empty(); });
+  for (const CacheLayerState& state : layers_) {
+    for (const auto& chunk : state.refill) nothing_there = nothing_there && chunk == nullptr;
+  }
   if (!all_here && !nothing_there) return Lost(absl::UnavailableError("its chunks are gone"));
   ForgetTable();
   epoch_ = transport_->epoch();
@@ -147,7 +151,7 @@ void CacheImpl::ForgetTable() {
   ahead_.clear();
   ++version_;
   refused_entries_ = 0;
-  StartTracking();
+  tracker_->StartSequence();
   for (CacheRow& row : rows_) row.chunks.clear();
   for (CacheLayerState& state : layers_) {
     state.cut.assign(rows_.size(), 0);
@@ -203,32 +207,36 @@ absl::Status CacheImpl::ReserveEntries(int64_t columns, bool must_leave) {
   return absl::IsResourceExhausted(status) && !wait ? absl::OkStatus() : status;
 }
 
+// Reserves an entry for each of `rows`, in their order; where that takes several calls, what the first ones brought
+// stays when a later one fails.
 absl::Status CacheImpl::ReserveSome(const std::vector<int64_t>& rows, bool wait) {
-  ReserveRequest request;
-  request.ns = *namespace_;
-  request.count = static_cast<int>(rows.size());
-  request.may_wait = wait;
-  const bool first = std::all_of(rows_.begin(), rows_.end(), [](const CacheRow& row) { return row.chunks.empty(); });
   const ScopedTimer timer(&waited_);
-  KVFERRY_ASSIGN_OR_RETURN(auto writers,
-                           transport_->Reserve(request, absl::Now() + (wait ? options_.full_timeout : kNoWait)));
-  if (first) epoch_ = transport_->epoch();  // Reserve may have waited for a store that was starting
-  for (size_t i = 0; i < rows.size(); ++i) {
-    rows_[static_cast<size_t>(rows[i])].chunks.push_back(
-        std::make_shared<CachedChunk>(transport_, std::move(writers[i]), layers()));
+  const absl::Time deadline = absl::Now() + (wait ? options_.full_timeout : kNoWait);
+  for (size_t from = 0; from < rows.size();) {
+    ReserveRequest request;
+    request.ns = *namespace_;
+    request.count = static_cast<int>(std::min<size_t>(rows.size() - from, kMaxChunksInCall));
+    request.may_wait = wait;
+    const uint64_t epoch = transport_->epoch();
+    KVFERRY_ASSIGN_OR_RETURN(auto writers, transport_->Reserve(request, deadline));
+    if (transport_->epoch() != epoch) continue;  // the store was restarted meanwhile: whose they are is not known
+    if (std::all_of(rows_.begin(), rows_.end(), [](const CacheRow& row) { return row.chunks.empty(); })) epoch_ = epoch;
+    for (std::unique_ptr<ChunkWriter>& writer : writers) {
+      rows_[static_cast<size_t>(rows[from++])].chunks.push_back(
+          std::make_shared<CachedChunk>(transport_, epoch, std::move(writer), layers()));
+    }
   }
   return absl::OkStatus();
 }
 
 // Keeps the blocks that are on the device for the wire within depth + 1 layers: the model waits for the store here, and
 // only if the store is slower.
-absl::Status CacheImpl::AwaitRoom(int layer) {
+absl::Status CacheImpl::AwaitRoom(int layer, absl::Time deadline) {
   if (!ferrying_) return absl::OkStatus();
   const ScopedTimer timer(&waited_);
   int ahead = 0;
   for (const Ahead& a : ahead_) ahead += a.layer != layer ? 1 : 0;
-  const absl::Status status =
-      tracker_->WaitForLayers(std::max(0, Depth() - ahead), layer, absl::Now() + options_.full_timeout);
+  const absl::Status status = tracker_->WaitForLayers(std::max(0, Depth() - ahead), layer, deadline);
   DiscardAcknowledged();
   return status.ok() ? status : Lost(status);
 }
@@ -246,22 +254,35 @@ void CacheImpl::DiscardAcknowledged() {
   }
 }
 
-void CacheImpl::PutEntries(CacheLayerState& state, const KeysValues& full, int layer) {
+int64_t CacheImpl::CompleteEntries(const CacheLayerState& state, size_t row) const {
+  return std::max<int64_t>(0, (state.length - rows_[row].start) / options_.block_tokens);
+}
+
+bool CacheImpl::HasEntriesToPut(const CacheLayerState& state) const {
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    const auto places = static_cast<int64_t>(rows_[r].chunks.size());
+    if (state.cut[r] < std::min(places, CompleteEntries(state, r))) return true;
+  }
+  return false;
+}
+
+void CacheImpl::PutEntries(CacheLayerState& state, const KeysValues& from, int64_t base, int layer) {
   const ScopedTimer timer(&copying_);
   const int64_t t = options_.block_tokens;
   std::vector<PackJob> jobs;
   std::vector<CachedChunk*> chunks;
   for (size_t r = 0; r < rows_.size(); ++r) {
     const CacheRow& row = rows_[r];
-    for (int64_t& i = state.cut[r];
-         i < static_cast<int64_t>(row.chunks.size()) && row.start + (i + 1) * t <= state.length; ++i) {
+    const int64_t end = std::min(static_cast<int64_t>(row.chunks.size()), CompleteEntries(state, r));
+    for (int64_t& i = state.cut[r]; i < end && row.start + i * t >= base; ++i) {
       CachedChunk* chunk = row.chunks[static_cast<size_t>(i)].get();
       if (!chunk->Claim(layer)) break;  // another row's tokens lie there: this row keeps its own on the device
       chunks.push_back(chunk);
-      jobs.push_back({static_cast<int64_t>(r), row.start + i * t, chunk->Layer(layer), 0});
+      jobs.push_back({static_cast<int64_t>(r), row.start + i * t - base, chunk->Layer(layer), 0});
     }
   }
-  PackBlocks(full, t, jobs);
+  if (jobs.empty()) return;
+  PackBlocks(from, t, jobs);
   for (size_t j = 0; j < jobs.size(); ++j) chunks[j]->Commit(layer, jobs[j].checksum, tracker_);
   if (transport_->fetch_copies()) ledger_.Observe(tracker_->bytes_held());
 }
@@ -272,12 +293,11 @@ absl::Status CacheImpl::Demote(int layer) {
   CacheLayerState& state = layers_[static_cast<size_t>(layer)];
   if (!state.resident || state.plain) return absl::OkStatus();
   if (state.length > 0) {
-    KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer));
+    KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer, absl::Now() + options_.full_timeout));
     const KeysValues full = state.buffer.View();
-    PutEntries(state, full, layer);
+    PutEntries(state, full, 0, layer);
     for (size_t r = 0; r < rows_.size(); ++r) {
-      const int64_t complete = std::max<int64_t>(0, (state.length - rows_[r].start) / options_.block_tokens);
-      if (state.cut[r] >= complete) continue;
+      if (state.cut[r] >= CompleteEntries(state, r)) continue;
       if (options_.on_full == OnFull::kDevice) return absl::OkStatus();
       return absl::ResourceExhaustedError(absl::StrCat("layer ", layer, " cannot leave the device: block ",
                                                        state.cut[r], " of row ", r, " has no place in the store"));

@@ -54,6 +54,10 @@ absl::Status CacheImpl::Receive(Ahead& ahead, Views& views) {
       return ahead.stream->Next();
     }();
     if (!view.ok()) return Lost(view.status());
+    if (view->size() != chunk->Bytes(ahead.layer)) {
+      return Lost(absl::DataLossError(absl::StrCat("block ", ToString(chunk->Key(ahead.layer)), " has ", view->size(),
+                                                   " bytes, expected ", chunk->Bytes(ahead.layer))));
+    }
     ++blocks_got_;
     bytes_got_ += view->size();
     views.by_chunk[chunk.get()] = *std::move(view);

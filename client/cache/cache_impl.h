@@ -107,11 +107,8 @@ class CacheImpl final : public Cache {
     }
   }
   absl::Status CheckWhole() const;
-  absl::Status CheckInStep(int layer);
-  void PutResident();
-  void PermuteRows(const std::vector<int64_t>& rows);
-  void DiscardAcknowledged();
-  void StartTracking();
+  // FAILED_PRECONDITION if a layer in use is shorter than another.
+  absl::Status CheckInStep();
 
   // cache_fetch.cc
   absl::Status FetchViews(int layer, Views& views);
@@ -131,17 +128,25 @@ class CacheImpl final : public Cache {
   absl::Status ReserveEntries(int64_t columns, bool must_leave);
   absl::Status ReserveSome(const std::vector<int64_t>& rows, bool wait);
   absl::Status Demote(int layer);
-  absl::Status AwaitRoom(int layer);
+  absl::Status AwaitRoom(int layer, absl::Time deadline);
   bool HasRoom(int layer);
-  void PutEntries(CacheLayerState& state, const KeysValues& full, int layer);
+  void DiscardAcknowledged();
+  // Entries of the layer that are complete, reserved and not put, out of `from`, whose first column is `base`.
+  void PutEntries(CacheLayerState& state, const KeysValues& from, int64_t base, int layer);
+  bool HasEntriesToPut(const CacheLayerState& state) const;
   absl::Status Relearn(int layer);
   void ForgetTable();
   int64_t TailColumns() const;
+  int64_t CompleteEntries(const CacheLayerState& state, size_t row) const;
   const KeysValues& ShapeOf(int layer) const;
+
+  // cache_rows.cc
+  void PutAll(bool wait, absl::Time deadline);
+  void PermuteRows(const std::vector<int64_t>& rows);
 
   const CacheOptions options_;
   const TransportProvider provider_;
-  std::shared_ptr<PutTracker> tracker_ = std::make_shared<PutTracker>();
+  const std::shared_ptr<PutTracker> tracker_ = std::make_shared<PutTracker>();
   DeviceLedger ledger_;
 
   std::vector<CacheRow> rows_;
@@ -163,7 +168,6 @@ class CacheImpl final : public Cache {
   int ring_layer_ = -1;
   std::deque<Ahead> ahead_;
 
-  uint64_t blocks_put_before_ = 0, bytes_put_before_ = 0;  // of earlier trackers
   uint64_t refused_ = 0, relearned_ = 0, blocks_got_ = 0, bytes_got_ = 0;
   absl::Duration waited_, copying_;
 };

@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
 #include "ATen/ops/from_blob.h"
 #include "absl/strings/str_cat.h"
 #include "client/cache/cache_impl.h"
+#include "client/store_error.h"
 #include "storage/base/status.h"
 
 namespace kvferry {
@@ -45,7 +47,7 @@ absl::Status CacheImpl::Crop(int64_t n) {
     Reset();
     return absl::OkStatus();
   }
-  KVFERRY_RETURN_IF_ERROR(CheckWhole());
+  KVFERRY_RETURN_IF_ERROR(CheckInStep());
   ring_.Clear();
   ring_layer_ = -1;
   ahead_.clear();
@@ -89,32 +91,47 @@ absl::Status CacheImpl::SelectRows(const std::vector<int64_t>& rows) {
   std::vector<int64_t> same(rows_.size());
   std::iota(same.begin(), same.end(), 0);
   if (rows == same) return absl::OkStatus();
-  if (rows.size() > rows_.size()) KVFERRY_RETURN_IF_ERROR(Plan(MaxLength(), static_cast<int64_t>(rows.size())));
+  if (rows.size() > rows_.size()) {
+    KVFERRY_RETURN_IF_ERROR(Guarded(0, [&] { return Plan(MaxLength(), static_cast<int64_t>(rows.size())); }));
+  }
   return Guarded(0, [&] {
     PermuteRows(rows);
     return absl::OkStatus();
   });
 }
 
-// Before rows or forks come to share chunks: every block that has a place in the store is put, and places that no layer
-// has used are given back. What is shared then is read only.
-void CacheImpl::PutResident() {
+// Before rows or forks come to share chunks: every complete block that has a place in the store is put, and places that
+// were not used are given back. What is shared then is read only. Without `wait` layers for which there is no room on
+// the wire are skipped, which is for caches whose layers all stay: what has been put of the others is then put again.
+void CacheImpl::PutAll(bool wait, absl::Time deadline) {
+  int64_t skipped = 0;
   for (int l = 0; l < layers() && ferrying_; ++l) {
     CacheLayerState& state = layers_[static_cast<size_t>(l)];
-    if (!state.resident || state.plain || state.length == 0) continue;
-    AwaitRoom(l).IgnoreError();  // a store that does not answer costs memory here, and nothing else
-    PutEntries(state, state.buffer.View(), l);
+    if (state.plain || state.length == 0 || !HasEntriesToPut(state)) continue;
+    if (!wait && !HasRoom(l)) {
+      ++skipped;
+      continue;
+    }
+    // A store that does not answer in time costs memory here, and nothing else.
+    if (wait && !AwaitRoom(l, deadline).ok()) deadline = absl::InfinitePast();
+    PutEntries(state, state.buffer.View(), state.resident ? 0 : state.base, l);
   }
   for (size_t r = 0; r < rows_.size(); ++r) {
-    int64_t used = 0;
-    for (const CacheLayerState& state : layers_) used = std::max(used, state.cut[r]);
+    int64_t most = 0, least = std::numeric_limits<int64_t>::max();
+    for (const CacheLayerState& state : layers_) {
+      if (state.plain || state.length == 0) continue;
+      most = std::max(most, state.cut[r]);
+      least = std::min(least, state.cut[r]);
+    }
+    const int64_t used = skipped > 0 ? least : most;
     if (static_cast<int64_t>(rows_[r].chunks.size()) > used) rows_[r].chunks.resize(static_cast<size_t>(used));
+    for (CacheLayerState& state : layers_) state.cut[r] = std::min(state.cut[r], used);
   }
   planned_ = std::min(planned_, MaxLength());
 }
 
 void CacheImpl::PermuteRows(const std::vector<int64_t>& rows) {
-  PutResident();
+  PutAll(/*wait=*/resident_ < layers(), absl::Now() + options_.full_timeout);
   ahead_.clear();
   ++version_;
   ring_.Clear();
@@ -140,11 +157,12 @@ void CacheImpl::PermuteRows(const std::vector<int64_t>& rows) {
 
 absl::StatusOr<std::unique_ptr<Cache>> CacheImpl::Fork() {
   KVFERRY_RETURN_IF_ERROR(CheckWhole());
-  PutResident();
+  Guarded(0, [&] { PutAll(/*wait=*/true, absl::Now() + options_.full_timeout); });
   {
     const ScopedTimer timer(&waited_);
     const absl::Status acked = tracker_->WaitForLayers(0, -1, absl::Now() + options_.full_timeout);
     if (!acked.ok()) return Lost(acked);
+    DiscardAcknowledged();
   }
   auto fork = std::make_unique<CacheImpl>(options_, provider_);
   fork->rows_ = rows_;
@@ -186,26 +204,35 @@ void CacheImpl::Reset() {
   ferrying_ = false;
   torn_layer_ = -1;
   namespace_.reset();
-  StartTracking();
+  tracker_->StartSequence();
   if (options_.layers) AddLayers(*options_.layers - 1);
-}
-
-// What was put from here on is another sequence's: a late or failed acknowledgement of before concerns nobody.
-void CacheImpl::StartTracking() {
-  blocks_put_before_ += tracker_->blocks_put();
-  bytes_put_before_ += tracker_->bytes_put();
-  tracker_ = std::make_shared<PutTracker>();
 }
 
 absl::Status CacheImpl::Flush(absl::Time deadline) {
   if (transport_ == nullptr) return absl::OkStatus();
   KVFERRY_RETURN_IF_ERROR(CheckWhole());
   KVFERRY_RETURN_IF_ERROR(CheckEpoch());
-  if (ferrying_) KVFERRY_RETURN_IF_ERROR(ReserveEntries(MaxLength(), /*must_leave=*/true));
-  Guarded(0, [&] { PutResident(); });
-  const ScopedTimer timer(&waited_);
-  KVFERRY_RETURN_IF_ERROR(tracker_->WaitForLayers(0, -1, deadline));
+  if (ferrying_) {
+    refused_entries_ = 0;  // ask again, whatever the store said last
+    KVFERRY_RETURN_IF_ERROR(ReserveEntries(MaxLength(), /*must_leave=*/true));
+  }
+  Guarded(0, [&] { PutAll(/*wait=*/true, deadline); });
+  {
+    const ScopedTimer timer(&waited_);
+    const absl::Status acked = tracker_->WaitForLayers(0, -1, deadline);
+    if (!acked.ok()) return StoreError(transport_->url(), "flush", acked);
+  }
+  DiscardAcknowledged();
   KVFERRY_RETURN_IF_ERROR(tracker_->last_error());
+  for (int l = 0; l < layers() && ferrying_; ++l) {
+    const CacheLayerState& state = layers_[static_cast<size_t>(l)];
+    for (size_t r = 0; r < rows_.size() && !state.plain; ++r) {
+      if (state.cut[r] >= CompleteEntries(state, r)) continue;
+      return StoreError(transport_->url(), "flush",
+                        absl::ResourceExhaustedError(absl::StrCat("block ", state.cut[r], " of row ", r, ", layer ", l,
+                                                                  ", has no place in the store")));
+    }
+  }
   return transport_->Flush(deadline);
 }
 

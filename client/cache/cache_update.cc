@@ -11,8 +11,10 @@ namespace kvferry {
 
 absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Update(const at::Tensor& k, const at::Tensor& v,
                                                                     int layer) {
+  KVFERRY_RETURN_IF_ERROR(CheckWhole());
   KVFERRY_RETURN_IF_ERROR(CheckUpdate(k, v, layer));
-  KVFERRY_RETURN_IF_ERROR(CheckInStep(layer));
+  // A layer that is as long as any begins another pass, which would be wrong if one of the others lags behind.
+  if (SeqLength(layer) > 0 && SeqLength(layer) == MaxLength()) KVFERRY_RETURN_IF_ERROR(CheckInStep());
   std::vector<int64_t> starts;
   for (const CacheRow& row : rows_) starts.push_back(row.start);
   absl::StatusOr<KeysValues> full = Guarded(layer, [&] { return UpdateLayer({k, v}, layer); });
@@ -20,7 +22,7 @@ absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Update(const at::Te
   if (MaxLength() == 0) {
     Reset();  // as it was before the first update, whose batch and shapes bind nobody
     KVFERRY_RETURN_IF_ERROR(SetRowStarts(starts));
-  } else if (layer < layers() && MaxLength() > SeqLength(layer)) {
+  } else if (MaxLength() > SeqLength(layer)) {
     torn_layer_ = layer;
   }
   return full.status();
@@ -33,14 +35,12 @@ absl::Status CacheImpl::CheckWhole() const {
                    " after others had changed: call reset() and run the model on all ", MaxLength(), " tokens again"));
 }
 
-// A layer that is as long as any may not grow while another that is in use lags behind: the forward pass before was
-// broken off between two layers (an exception in the model, an interrupt), and what follows would be wrong.
-absl::Status CacheImpl::CheckInStep(int layer) {
-  if (SeqLength(layer) > 0 && SeqLength(layer) == MaxLength()) {
-    for (int l = 0; l < layers() && torn_layer_ < 0; ++l) {
-      const int64_t length = layers_[static_cast<size_t>(l)].length;
-      if (length > 0 && length < MaxLength()) torn_layer_ = l;
-    }
+// Layers that are in use and lag behind show that the forward pass before was broken off between two of them (an
+// exception in the model, an interrupt).
+absl::Status CacheImpl::CheckInStep() {
+  for (int l = 0; l < layers() && torn_layer_ < 0; ++l) {
+    const int64_t length = layers_[static_cast<size_t>(l)].length;
+    if (length > 0 && length < MaxLength()) torn_layer_ = l;
   }
   return CheckWhole();
 }
@@ -77,7 +77,7 @@ absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int l
   if (state.plain || wants_grad) return UpdatePlain(added, layer);
 
   const bool all_stay = resident_ >= layers();
-  if (!all_stay) KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer));
+  if (!all_stay) KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer, absl::Now() + options_.full_timeout));
   KeysValues full = added;
   if (state.resident) {
     const ScopedTimer timer(&copying_);
@@ -91,7 +91,7 @@ absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int l
     CopyColumns(added.v, 0, full.v, state.length, tokens);
   }
   state.length = columns;
-  if (ferrying_ && (!all_stay || HasRoom(layer))) PutEntries(state, full, layer);
+  if (ferrying_ && (!all_stay || HasRoom(layer))) PutEntries(state, full, 0, layer);
   if (!state.resident) KeepTail(state, full);
   FetchAhead(layer);
   return full;
@@ -144,7 +144,11 @@ absl::StatusOr<KeysValues> CacheImpl::Assemble(int layer, int64_t extra, RingSlo
     }
     const int64_t stored_to = row.start + cut * t;
     held_from[r] = state.resident ? 0 : std::max(state.base, stored_to);
-    if (!state.resident && state.refill[r] != nullptr && state.base > stored_to) {
+    if (!state.resident && state.base > stored_to) {
+      if (state.refill[r] == nullptr) {
+        return absl::InternalError(absl::StrCat("columns ", stored_to, " to ", state.base - 1, " of row ", r,
+                                                ", layer ", layer, " are held by nobody; this is a bug in kvferry"));
+      }
       jobs.push_back({index, stored_to, state.base - stored_to, &views.by_chunk.at(state.refill[r].get())});
     }
   }

@@ -5,7 +5,7 @@
 
 namespace kvferry {
 
-void PutTracker::Start(int layer, uint64_t bytes) {
+PutTracker::Put PutTracker::Start(int layer, uint64_t bytes) {
   MutexLock lock(&mu_);
   const auto l = static_cast<size_t>(layer);
   if (pending_.size() <= l) {
@@ -14,29 +14,38 @@ void PutTracker::Start(int layer, uint64_t bytes) {
   }
   ++pending_[l];
   bytes_held_ += bytes;
+  return {layer, bytes, sequence_};
 }
 
-void PutTracker::Finish(int layer, uint64_t bytes, const absl::Status& status) {
+void PutTracker::Finish(const Put& put, const absl::Status& status) {
   MutexLock lock(&mu_);
-  --pending_[static_cast<size_t>(layer)];
+  --pending_[static_cast<size_t>(put.layer)];
   if (status.ok()) {
     ++blocks_put_;
-    bytes_put_ += bytes;
-  } else {
-    ++failed_[static_cast<size_t>(layer)];
-    bytes_failed_ += bytes;
+    bytes_put_ += put.bytes;
+  } else if (put.sequence == sequence_) {
+    ++failed_[static_cast<size_t>(put.layer)];
+    bytes_failed_ += put.bytes;
     last_error_ = status;
   }
   changed_.NotifyAll();
 }
 
-void PutTracker::Drop(int layer, uint64_t bytes, bool failed) {
+void PutTracker::Drop(const Put& put, bool failed) {
   MutexLock lock(&mu_);
-  bytes_held_ -= bytes;
-  if (!failed) return;
-  --failed_[static_cast<size_t>(layer)];
-  bytes_failed_ -= bytes;
+  bytes_held_ -= put.bytes;
+  if (!failed || put.sequence != sequence_) return;
+  --failed_[static_cast<size_t>(put.layer)];
+  bytes_failed_ -= put.bytes;
   if (bytes_failed_ == 0) last_error_ = absl::OkStatus();
+}
+
+void PutTracker::StartSequence() {
+  MutexLock lock(&mu_);
+  ++sequence_;
+  failed_.assign(failed_.size(), 0);
+  bytes_failed_ = 0;
+  last_error_ = absl::OkStatus();
 }
 
 void PutTracker::AddAcknowledged(std::weak_ptr<CachedChunk> chunk, int layer) {
@@ -103,23 +112,24 @@ absl::Status PutTracker::last_error() const {
 
 struct CachedChunk::Acks {
   explicit Acks(int layers)
-      : state(static_cast<size_t>(layers)), bytes(static_cast<size_t>(layers)), tracker(static_cast<size_t>(layers)) {}
-  std::vector<std::atomic<uint8_t>> state;           // of State, by layer
-  std::vector<uint64_t> bytes;                       // by layer, set at commit
-  std::vector<std::shared_ptr<PutTracker>> tracker;  // by layer, set at commit
+      : state(static_cast<size_t>(layers)), puts(static_cast<size_t>(layers)), trackers(static_cast<size_t>(layers)) {}
+  std::vector<std::atomic<uint8_t>> state;  // of State, by layer
+  // By layer, set at commit.
+  std::vector<PutTracker::Put> puts;
+  std::vector<std::shared_ptr<PutTracker>> trackers;
 };
 
-CachedChunk::CachedChunk(std::shared_ptr<Transport> transport, std::unique_ptr<ChunkWriter> writer, int layers)
+CachedChunk::CachedChunk(std::shared_ptr<Transport> transport, uint64_t epoch, std::unique_ptr<ChunkWriter> writer,
+                         int layers)
     : transport_(std::move(transport)),
-      epoch_(transport_->epoch()),
+      epoch_(epoch),
       writer_(std::move(writer)),
       acks_(std::make_shared<Acks>(layers)) {}
 
 CachedChunk::~CachedChunk() {
   for (size_t l = 0; l < acks_->state.size(); ++l) {
     const uint8_t was = acks_->state[l].exchange(kGone);
-    if (was != kAcknowledged && was != kFailed) continue;
-    acks_->tracker[l]->Drop(static_cast<int>(l), acks_->bytes[l], was == kFailed);
+    if (was == kAcknowledged || was == kFailed) acks_->trackers[l]->Drop(acks_->puts[l], was == kFailed);
   }
   transport_->Release({writer_->key()}, epoch_);
 }
@@ -131,41 +141,40 @@ bool CachedChunk::Claim(int layer) {
 
 void CachedChunk::Commit(int layer, uint64_t checksum, const std::shared_ptr<PutTracker>& tracker) {
   const auto l = static_cast<size_t>(layer);
-  acks_->bytes[l] = writer_->Layer(layer).size();
-  acks_->tracker[l] = tracker;
+  acks_->trackers[l] = tracker;
+  acks_->puts[l] = tracker->Start(layer, writer_->Layer(layer).size());
   acks_->state[l].store(kPending, std::memory_order_relaxed);
-  tracker->Start(layer, acks_->bytes[l]);
-  writer_->Commit(layer, checksum, [weak = weak_from_this(), acks = acks_, tracker, layer, l](absl::Status status) {
-    const uint64_t bytes = acks->bytes[l];
+  writer_->Commit(layer, checksum, [weak = weak_from_this(), acks = acks_, l](absl::Status status) {
+    PutTracker& tracker = *acks->trackers[l];
     uint8_t now = kPending;
     // Whoever waits for Finish finds the state of success; what failed is counted before anybody can drop it.
     if (status.ok()) acks->state[l].compare_exchange_strong(now, kAcknowledged);
-    if (status.ok() && now == kPending) tracker->AddAcknowledged(weak, layer);
-    tracker->Finish(layer, bytes, status);
+    if (status.ok() && now == kPending) tracker.AddAcknowledged(weak, static_cast<int>(l));
+    tracker.Finish(acks->puts[l], status);
     if (!status.ok()) acks->state[l].compare_exchange_strong(now, kFailed);
-    if (now == kGone) tracker->Drop(layer, bytes, !status.ok());
+    if (now == kGone) tracker.Drop(acks->puts[l], !status.ok());
   });
 }
 
 bool CachedChunk::Stored(int layer) {
-  std::atomic<uint8_t>& state = acks_->state[static_cast<size_t>(layer)];
-  uint8_t now = state.load(std::memory_order_acquire);
+  const auto l = static_cast<size_t>(layer);
+  uint8_t now = acks_->state[l].load(std::memory_order_acquire);
   if (now != kAcknowledged) return now == kDiscarded;
-  if (!state.compare_exchange_strong(now, kDiscarded)) return now == kDiscarded;
+  if (!acks_->state[l].compare_exchange_strong(now, kDiscarded)) return now == kDiscarded;
   writer_->Discard(layer);  // one of the forks that share the chunk comes here
-  acks_->tracker[static_cast<size_t>(layer)]->Drop(layer, Bytes(layer), /*failed=*/false);
+  acks_->trackers[l]->Drop(acks_->puts[l], /*failed=*/false);
   return true;
 }
 
 BlockView CachedChunk::Local(int layer) { return BlockView({ByteView(writer_->Layer(layer))}, 0, nullptr); }
 
-uint64_t CachedChunk::Bytes(int layer) const { return acks_->bytes[static_cast<size_t>(layer)]; }
+uint64_t CachedChunk::Bytes(int layer) const { return acks_->puts[static_cast<size_t>(layer)].bytes; }
 
 uint64_t CachedChunk::StoredBytes() const {
   uint64_t bytes = 0;
   for (size_t l = 0; l < acks_->state.size(); ++l) {
     const uint8_t now = acks_->state[l].load(std::memory_order_acquire);
-    if (now == kAcknowledged || now == kDiscarded) bytes += acks_->bytes[l];
+    if (now == kAcknowledged || now == kDiscarded) bytes += acks_->puts[l].bytes;
   }
   return bytes;
 }

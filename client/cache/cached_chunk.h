@@ -16,15 +16,22 @@ namespace kvferry {
 
 class CachedChunk;
 
-// Blocks that were committed since the cache was last emptied and are not acknowledged, per layer. Thread-safe:
-// transports count down from their own threads. Shared by the cache and the acknowledgements still to come, so either
-// may go first.
+// The blocks of one cache that this process holds, per layer. Thread-safe: transports count down from their own
+// threads. Shared by the cache and the acknowledgements still to come, so either may go first.
 class PutTracker {
  public:
-  // A block is held by this process from Start to Drop, whatever Finish says of it.
-  void Start(int layer, uint64_t bytes);
-  void Finish(int layer, uint64_t bytes, const absl::Status& status);
-  void Drop(int layer, uint64_t bytes, bool failed);
+  // A block that was committed. It is held by this process from Start to Drop, whatever Finish says of it.
+  struct Put {
+    int layer = 0;
+    uint64_t bytes = 0;
+    uint64_t sequence = 0;
+  };
+  Put Start(int layer, uint64_t bytes);
+  void Finish(const Put& put, const absl::Status& status);
+  void Drop(const Put& put, bool failed);
+
+  // What fails from now on of the blocks started so far concerns nobody; that they take memory still counts.
+  void StartSequence();
 
   // Blocks that the store has acknowledged since the last call, for the cache's own thread to discard.
   void AddAcknowledged(std::weak_ptr<CachedChunk> chunk, int layer);
@@ -56,6 +63,7 @@ class PutTracker {
   uint64_t bytes_put_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_held_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_failed_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t sequence_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status last_error_ ABSL_GUARDED_BY(mu_);
   std::vector<std::pair<std::weak_ptr<CachedChunk>, int>> acknowledged_ ABSL_GUARDED_BY(mu_);
 };
@@ -64,7 +72,8 @@ class PutTracker {
 // Threads: as its cache, but for the acknowledgements.
 class CachedChunk : public std::enable_shared_from_this<CachedChunk> {
  public:
-  CachedChunk(std::shared_ptr<Transport> transport, std::unique_ptr<ChunkWriter> writer, int layers);
+  // `epoch`: of the transport, when the chunk was reserved.
+  CachedChunk(std::shared_ptr<Transport> transport, uint64_t epoch, std::unique_ptr<ChunkWriter> writer, int layers);
   ~CachedChunk();
   CachedChunk(const CachedChunk&) = delete;
   CachedChunk& operator=(const CachedChunk&) = delete;
@@ -91,7 +100,7 @@ class CachedChunk : public std::enable_shared_from_this<CachedChunk> {
   struct Acks;  // outlives the chunk where an acknowledgement comes late
 
   const std::shared_ptr<Transport> transport_;
-  const uint64_t epoch_;  // of the transport
+  const uint64_t epoch_;
   const std::unique_ptr<ChunkWriter> writer_;
   const std::shared_ptr<Acks> acks_;
 };

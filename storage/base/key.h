@@ -59,6 +59,9 @@ static_assert(std::is_trivially_copyable_v<ChunkKey> && std::is_trivially_copyab
 // Names a session where its id must not be shown, because whoever has the id can resume it: 32 bits of a hash.
 uint32_t SessionTag(SessionId session);
 
+// Chunks or blocks that one call may ask for or name.
+inline constexpr int kMaxChunksInCall = 65536;
+
 // 32 hex digits.
 std::string ToString(const Id128& id);
 // "namespace/id/group.shard", for messages and listings.

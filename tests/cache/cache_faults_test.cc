@@ -1,5 +1,6 @@
 // The store fails at every kind of moment: what the cache then returns is right, or an error that says what to do.
 
+#include <functional>
 #include <new>
 #include <thread>
 
@@ -17,12 +18,14 @@ constexpr int kLayers = 3;
 
 class CacheFaultsTest : public testing::Test {
  protected:
-  void NewCache(std::optional<int> resident, OnFull on_full = OnFull::kRaise, std::optional<int> depth = std::nullopt) {
+  void NewCache(std::optional<int> resident, OnFull on_full = OnFull::kRaise, std::optional<int> depth = std::nullopt,
+                std::optional<uint64_t> device_memory = std::nullopt) {
     CacheOptions options;
     options.layers = kLayers;
     options.block_tokens = 4;
     options.resident_layers = resident;
     options.prefetch_depth = depth;
+    options.device_memory = device_memory;
     options.on_full = on_full;
     options.full_timeout = absl::Seconds(20);
     auto cache = Cache::Create(options, Provide(store_));
@@ -145,38 +148,48 @@ class FailingAllocator final : public c10::Allocator {
   c10::Allocator* const real_ = c10::GetAllocator(c10::kCPU);
 };
 
-// Whichever allocation fails, the cache then goes on rightly or says that it cannot until it is reset.
+// Whichever allocation of a pass, of rows that grow in number, or of a fork fails: the cache then goes on rightly or
+// says that it cannot until it is reset.
 TEST_F(CacheFaultsTest, NoMemoryAtAnyMoment) {
   FailingAllocator allocator;
-  bool failed = true;
-  for (int at = 0; failed; ++at) {
-    SCOPED_TRACE(testing::Message() << "allocation " << at);
-    NewCache(1);
-    oracle_.Reset();
-    ASSERT_TRUE(Forward(9).ok());
-    std::vector<at::Tensor> states;
-    for (int i = 0; i < 2 * kLayers; ++i) states.push_back(RandomStates(random_, 2, 2, 300, 8));  // buffers must grow
-    failed = false;
-    int done = 0;
-    allocator.fail_at = at;
-    try {
-      for (; done < kLayers; ++done) {
-        const auto l = static_cast<size_t>(done);
-        ASSERT_TRUE(cache_->Update(states[2 * l], states[2 * l + 1], done).ok());
+  std::vector<at::Tensor> states;
+  for (int i = 0; i < 2 * kLayers; ++i) states.push_back(RandomStates(random_, 2, 2, 300, 8));  // buffers must grow
+  const std::vector<std::function<void()>> operations = {
+      [&] {
+        for (int l = 0; l < kLayers; ++l) {
+          const auto i = static_cast<size_t>(2 * l);
+          ASSERT_TRUE(cache_->Update(states[i], states[i + 1], l).ok());
+        }
+      },
+      [&] {
+        ASSERT_TRUE(cache_->SelectRows({0, 1, 1, 0, 0, 1}).ok());
+        EXPECT_LT(cache_->Stats().resident_layers, kLayers) << "some had to leave";
+      },
+      [&] { ASSERT_TRUE(cache_->Fork().ok()); },
+  };
+  for (size_t operation = 0; operation < operations.size(); ++operation) {
+    bool failed = true;
+    for (int at = 0; failed; ++at) {
+      SCOPED_TRACE(testing::Message() << "operation " << operation << " allocation " << at);
+      NewCache(operation == 0 ? std::optional<int>(1) : std::nullopt, OnFull::kRaise, std::nullopt, 700'000);
+      oracle_.Reset();
+      ASSERT_TRUE(Forward(9).ok());
+      failed = false;
+      allocator.fail_at = at;
+      try {
+        operations[operation]();
+      } catch (const std::bad_alloc&) {
+        failed = true;
       }
-    } catch (const std::bad_alloc&) {
-      failed = true;
+      allocator.fail_at = -1;
+      if (!failed) break;
+      const absl::Status next = Forward(1);
+      EXPECT_TRUE(next.ok() || next.code() == absl::StatusCode::kFailedPrecondition) << next;
+      cache_->Reset();
+      oracle_.Reset();
+      ASSERT_TRUE(Forward(9).ok());
+      ASSERT_TRUE(Forward(1).ok());
     }
-    allocator.fail_at = -1;
-    if (!failed) {
-      EXPECT_GT(at, 3) << "nothing was allocated";
-      break;
-    }
-    EXPECT_EQ(Forward(1).code(), absl::StatusCode::kFailedPrecondition);
-    cache_->Reset();
-    oracle_.Reset();
-    ASSERT_TRUE(Forward(9).ok());
-    ASSERT_TRUE(Forward(1).ok());
   }
 }
 
@@ -240,6 +253,69 @@ TEST_F(CacheFaultsTest, RestartedStoreWithEverythingOnTheDevice) {
   EXPECT_TRUE(Forward(4).ok());
   EXPECT_EQ(store_->commits, 2 * kLayers * 2 + 2 * kLayers * 3) << "everything is put anew";
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(Forward(1).ok());
+}
+
+// The reservation for the next blocks is what finds the restarted store.
+TEST_F(CacheFaultsTest, StoreFoundRestartedByAReservation) {
+  NewCache(kLayers);
+  ASSERT_TRUE(Forward(9).ok());
+  store_->restarts_in_reserve = 1;
+  ASSERT_TRUE(Forward(4).ok());
+  EXPECT_EQ(store_->commits, 2 * kLayers * 2 + 2 * kLayers * 3) << "everything is put anew";
+  NewCache(0);
+  oracle_.Reset();
+  ASSERT_TRUE(Forward(9).ok());
+  store_->restarts_in_reserve = 1;
+  EXPECT_EQ(Forward(4).code(), absl::StatusCode::kUnavailable);
+}
+
+// Of the first block its beginning is still wanted, and nothing else refers to it.
+TEST_F(CacheFaultsTest, RestartedStoreThatHeldTheBeginningOfABlock) {
+  NewCache(0);
+  ASSERT_TRUE(Forward(6).ok());
+  ASSERT_TRUE(cache_->Crop(3).ok());
+  ++store_->epoch_added;
+  EXPECT_EQ(cache_->Flush(absl::Now() + absl::Seconds(10)).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Forward(1).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(CacheFaultsTest, AnInterruptedPassCannotBeCropped) {
+  NewCache(0);
+  ASSERT_TRUE(Forward(8).ok());
+  const at::Tensor k = RandomStates(random_, 2, 2, 1, 8);
+  ASSERT_TRUE(cache_->Update(k, k, 0).ok());
+  EXPECT_EQ(cache_->Crop(1).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(cache_->Read(1).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(cache_->Crop(9).ok()) << "that empties it";
+  oracle_.Reset();
+  EXPECT_TRUE(Forward(8).ok());
+}
+
+TEST_F(CacheFaultsTest, FlushSaysWhatFoundNoRoom) {
+  NewCache(1, OnFull::kDevice);
+  store_->fail_reserves = 1'000'000;
+  ASSERT_TRUE(Forward(13).ok());
+  const auto flush = [this] { return cache_->Flush(absl::Now() + absl::Seconds(10)); };
+  EXPECT_EQ(flush().code(), absl::StatusCode::kResourceExhausted) << flush();
+  store_->fail_reserves = 0;
+  EXPECT_TRUE(flush().ok()) << flush();
+  EXPECT_EQ(cache_->Stats().blocks_put, 2u * kLayers * 3);
+  ExpectSame(*cache_, oracle_, kLayers);
+  ASSERT_TRUE(cache_->SelectRows({1, 1}).ok());
+  oracle_.SelectRows({1, 1});
+  for (int i = 0; i < 9; ++i) ASSERT_TRUE(Forward(1).ok());
+  ExpectSame(*cache_, oracle_, kLayers);
+}
+
+TEST_F(CacheFaultsTest, BlocksOnTheirWayCountAfterAReset) {
+  NewCache(kLayers, OnFull::kRaise, /*depth=*/0);
+  store_->copies = true;
+  store_->hold_acks = true;
+  ASSERT_TRUE(Forward(13).ok());
+  cache_->Reset();
+  EXPECT_GT(cache_->Stats().device_bytes, 0u) << "the put holds them";
+  store_->ReleaseAcks();
+  EXPECT_EQ(cache_->Stats().device_bytes, 0u);
 }
 
 TEST_F(CacheFaultsTest, RestartedStoreThatHeldBlocks) {

@@ -314,6 +314,21 @@ TEST_F(CacheTest, DeviceMemoryIsAHardBound) {
   Forward(*cache, oracle, 1);
 }
 
+TEST_F(CacheTest, MoreBlocksThanOneCallReserves) {
+  store_ = NewFaultyStore(512 * kMiB);
+  CacheOptions options;
+  options.layers = 1;
+  options.block_tokens = 1;
+  options.resident_layers = 0;
+  auto cache = NewCache(options);
+  const at::Tensor k = RandomStates(random_, 1, 1, kMaxChunksInCall + 500, 2);
+  ASSERT_TRUE(cache->Update(k, k, 0).ok());
+  EXPECT_EQ(cache->Stats().blocks_put, kMaxChunksInCall + 500u);
+  const auto all = cache->Read(0);
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_TRUE(SameBits(all->first, k.contiguous()));
+}
+
 TEST_F(CacheTest, EverythingIsGivenBack) {
   StoreOptions options;
   options.memory_bytes = 64 * kMiB;

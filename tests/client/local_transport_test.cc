@@ -28,6 +28,21 @@ INSTANTIATE_TEST_SUITE_P(, TransportContract,
                              "local", [](uint64_t memory) { return std::make_unique<LocalHost>(memory); }}),
                          BackendName);
 
+// A stray write of this process into the store's memory is found at the next read.
+TEST(LocalTransportTest, ADamagedBlockIsNotHandedOut) {
+  LocalHost host(64 * kMiB);
+  auto transport = host.Connect();
+  const NamespaceId ns = Open(transport.get(), SpecOf({5000, 5000}));
+  auto writer = ReserveOne(transport.get(), ns);
+  ASSERT_TRUE(Put(writer.get(), 0, 1).ok());
+  ASSERT_TRUE(Put(writer.get(), 1, 2).ok());
+  ASSERT_TRUE(GetOne(transport.get(), {writer->key(), 0}).ok());
+  writer->Layer(0)[4999] ^= 1;
+  EXPECT_EQ(GetOne(transport.get(), {writer->key(), 0}).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(GetOne(transport.get(), {writer->key(), 1}).ok());
+  EXPECT_EQ(transport->Stats().checksum_errors, 1u);
+}
+
 TEST(LocalTransportTest, ConnectsByUrl) {
   ConnectOptions options;
   options.memory_bytes = 32 * kMiB;

@@ -9,6 +9,8 @@ using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::Optional;
 
+constexpr uint64_t kEpoch = 1;
+
 ChunkKey Live(uint64_t n) { return {{1, 2}, {kLiveBit | 5, n}, 0, 0}; }
 ChunkKey Published(uint64_t n) { return {{1, 2}, {5, n}, 0, 0}; }
 
@@ -20,7 +22,8 @@ auto IsBatch(uint64_t seq, Keys... keys) {
 
 TEST(ReleaseQueueTest, GivesKeysOutOnceInOrderAndInBatches) {
   ReleaseQueue queue;
-  queue.Push({Live(1), Published(2), Live(3)});
+  queue.SessionLost(kEpoch);  // as a transport begins
+  queue.Push({Live(1), Published(2), Live(3)}, kEpoch);
   EXPECT_THAT(queue.Next(2), IsBatch(1, Live(1), Published(2)));
   EXPECT_THAT(queue.Next(2), IsBatch(2, Live(3)));
   EXPECT_EQ(queue.Next(2), std::nullopt);
@@ -28,8 +31,9 @@ TEST(ReleaseQueueTest, GivesKeysOutOnceInOrderAndInBatches) {
 
 TEST(ReleaseQueueTest, WhatTheStoreHasNotHadGoesOutAgainUnderItsNumber) {
   ReleaseQueue queue;
+  queue.SessionLost(kEpoch);  // as a transport begins
   for (uint64_t n = 1; n <= 4; ++n) {
-    queue.Push({Live(n), Published(n)});
+    queue.Push({Live(n), Published(n)}, kEpoch);
     if (n < 4) queue.Next(10);
   }
   queue.Confirmed(1);
@@ -44,20 +48,24 @@ TEST(ReleaseQueueTest, WhatTheStoreHasNotHadGoesOutAgainUnderItsNumber) {
 
 TEST(ReleaseQueueTest, ALostSessionNeedsNothingBackAndTheNextCountsAnew) {
   ReleaseQueue queue;
-  queue.Push({Live(1), Live(2)});
+  queue.SessionLost(kEpoch);  // as a transport begins
+  queue.Push({Live(1), Live(2)}, kEpoch);
   queue.Next(1);
-  queue.SessionLost();
+  queue.SessionLost(kEpoch + 1);
   EXPECT_EQ(queue.Next(10), std::nullopt);
-  queue.Confirmed(1);  // a late one
-  queue.Push({Live(3)});
+  queue.Confirmed(1);             // a late one
+  queue.Push({Live(3)}, kEpoch);  // this one too
+  EXPECT_EQ(queue.Next(10), std::nullopt);
+  queue.Push({Live(3)}, kEpoch + 1);
   EXPECT_THAT(queue.Next(10), IsBatch(1, Live(3)));
 }
 
 TEST(ReleaseQueueTest, AChunkWaitsForItsBlocks) {
   ReleaseQueue queue;
+  queue.SessionLost(kEpoch);  // as a transport begins
   queue.PutStarted(Live(1));
   queue.PutStarted(Live(1));
-  queue.Push({Live(1), Live(2)});
+  queue.Push({Live(1), Live(2)}, kEpoch);
   EXPECT_THAT(queue.Next(10), IsBatch(1, Live(2)));
   EXPECT_FALSE(queue.PutDone(Live(1)));
   EXPECT_EQ(queue.Next(10), std::nullopt);
@@ -70,9 +78,10 @@ TEST(ReleaseQueueTest, AChunkWaitsForItsBlocks) {
 
 TEST(ReleaseQueueTest, BlocksMayOutliveTheirSession) {
   ReleaseQueue queue;
+  queue.SessionLost(kEpoch);  // as a transport begins
   queue.PutStarted(Live(1));
-  queue.Push({Live(1)});
-  queue.SessionLost();
+  queue.Push({Live(1)}, kEpoch);
+  queue.SessionLost(kEpoch + 1);
   EXPECT_FALSE(queue.PutDone(Live(1)));
   EXPECT_EQ(queue.Next(10), std::nullopt);
 }

@@ -36,18 +36,17 @@ TEST(SessionStateTest, TheEpochChangesWithTheSessionAlone) {
   SessionState state("unix:///s");
   EXPECT_EQ(state.epoch(), 0u);
   ASSERT_TRUE(state.BeginAttempt(absl::ZeroDuration()));
-  EXPECT_FALSE(state.Up(Some(), 7, 1));
+  EXPECT_FALSE(state.Up(Some(), 7));
   const uint64_t first = state.epoch();
   EXPECT_NE(first, 0u);
   state.Down(absl::UnavailableError("x"));
-  EXPECT_FALSE(state.Up(Some(), 7, 1)) << "resumed";
+  EXPECT_FALSE(state.Up(Some(), 7)) << "resumed";
   EXPECT_EQ(state.epoch(), first);
   state.Down(absl::UnavailableError("x"));
-  EXPECT_TRUE(state.Up(Some(), 8, 1)) << "another session";
+  EXPECT_TRUE(state.Up(Some(), 8)) << "another session";
   EXPECT_NE(state.epoch(), first);
-  const uint64_t second = state.epoch();
-  EXPECT_TRUE(state.Up(Some(), 8, 2)) << "another boot";
-  EXPECT_NE(state.epoch(), second);
+  EXPECT_EQ(state.EpochOf(8), state.epoch());
+  EXPECT_EQ(state.EpochOf(7), 0u);
 }
 
 TEST(SessionStateTest, AWaiterDoesNotWaitForTheBackoff) {
@@ -73,7 +72,7 @@ TEST(SessionStateTest, AnAttemptUnderWayDoesNotCount) {
   // Once the waiter waits, it wants the attempt after this one: BeginAttempt then returns in spite of the delay.
   state.Down(absl::UnavailableError("too early"));
   ASSERT_TRUE(state.BeginAttempt(absl::Hours(1)));
-  state.Up(Some(), 7, 1);
+  state.Up(Some(), 7);
   waiter.join();
   EXPECT_TRUE(connected);
   state.Close();
@@ -112,7 +111,7 @@ TEST(SessionStateTest, ManyThreadsWaitWhileItGoesUpAndDown) {
     uint64_t round = 0;
     Driver driver(&state, absl::Milliseconds(1), [&](SessionState* s) {
       if (++round % 2 == 0) return s->Down(absl::UnavailableError("down"));
-      s->Up(Some(), 1 + round / 8, 1);
+      s->Up(Some(), 1 + round / 8);
       std::this_thread::yield();
       s->Down(absl::UnavailableError("broke"));
     });

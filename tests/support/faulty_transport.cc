@@ -81,6 +81,10 @@ absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>> FaultyTransport::Reser
     --fail_reserves;
     return absl::Status(reserve_code, "injected: no room");
   }
+  if (restarts_in_reserve > 0) {
+    --restarts_in_reserve;
+    ++epoch_added;
+  }
   auto writers = real_->Reserve(request, deadline);
   if (!writers.ok()) return writers;
   for (std::unique_ptr<ChunkWriter>& writer : *writers) {

@@ -28,7 +28,8 @@ class FaultyTransport final : public Transport {
   std::atomic<int> fail_fetch_after{-1};  // blocks until one fails UNAVAILABLE; -1: never
   std::atomic<int> fail_reserves{0};      // how many of the next calls fail
   std::atomic<int> fail_commits{0};
-  std::atomic<uint64_t> epoch_added{0};  // as if the store had been restarted
+  std::atomic<uint64_t> epoch_added{0};     // as if the store had been restarted
+  std::atomic<int> restarts_in_reserve{0};  // how many of the next reserves find it restarted
   absl::StatusCode reserve_code = absl::StatusCode::kResourceExhausted;
   void ReleaseAcks();
 

@@ -58,6 +58,23 @@ TEST_P(TransportContract, ViewsOutliveTheirStreamAndTheirChunk) {
   EXPECT_EQ(Bytes(*block), Pattern(1, 300'000));
 }
 
+TEST_P(TransportContract, MoreBlocksThanOneCallBrings) {
+  constexpr size_t kKeys = kMaxChunksInCall + 500;
+  auto host = GetParam().open(64 * kMiB);
+  auto transport = host->Connect();
+  const NamespaceId ns = Open(transport.get(), SpecOf({64, 64}));
+  const ChunkKey chunk = PutChunk(transport.get(), ns, 2, 3);
+  std::vector<BlockKey> keys;
+  for (size_t i = 0; i < kKeys; ++i) keys.push_back({chunk, static_cast<uint16_t>(i % 7 == 0)});
+  auto stream = transport->Fetch(keys, Soon());
+  for (size_t i = 0; i < kKeys; ++i) {
+    absl::StatusOr<BlockView> block = stream->Next();
+    ASSERT_TRUE(block.ok()) << i << " " << block.status();
+    ASSERT_EQ(Bytes(*block), Pattern(3 + keys[i].layer, 64)) << i;
+  }
+  EXPECT_EQ(stream->Next().status().code(), Code::kOutOfRange);
+}
+
 TEST_P(TransportContract, AChunkMayBeGivenBackWhileItsCommitsAreUnderWay) {
   constexpr int kRounds = 40, kSlots = 4;
   auto host = GetParam().open(64 * kMiB);

@@ -1,5 +1,7 @@
 """One full-attention layer of an OffloadedCache, and the C++ cache that all of them share."""
 
+import threading
+
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.cache_utils import CacheLayerMixin
@@ -20,6 +22,8 @@ class Ferry:
         self.torn = torn  # the error that left some layers longer than others
         # Keys or values that somebody has taken and still holds: (layer, side, tensor) of what was built beside them.
         self._beside = WeakTensorKeyDictionary()
+        self._beside_lock = threading.Lock()
+        self._changes = 0
 
     def check(self) -> None:
         """Raises what broke off a forward pass, as long as the layers are out of step."""
@@ -30,7 +34,7 @@ class Ferry:
     def update(self, keys: torch.Tensor, values: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends to layer `index` and returns all of its keys and values, [batch, heads, tokens, dim]."""
         self.check()
-        self._beside.clear()
+        self._changed()
         try:
             return self.core.update(keys, values, index)
         except errors.Error as error:
@@ -48,14 +52,22 @@ class Ferry:
         """As read, of which 0 is the keys and 1 the values. The other of the two is kept for who asks for it next, as
         long as this one lives and the cache does not change."""
         self.check()
-        kept = [tensor for *which, tensor in self._beside.values() if which == [index, side]]
-        self._beside.clear()
+        with self._beside_lock:
+            changes = self._changes
+            kept = [tensor for *which, tensor in self._beside.values() if which == [index, side]]
+            self._beside.clear()
         if kept:
             return kept[0]
         both = self.core.read(index)
-        if both[side] is not None:
-            self._beside[both[side]] = (index, 1 - side, both[1 - side])
+        with self._beside_lock:
+            if both[side] is not None and changes == self._changes:
+                self._beside[both[side]] = (index, 1 - side, both[1 - side])
         return both[side]
+
+    def _changed(self) -> None:
+        with self._beside_lock:
+            self._changes += 1
+            self._beside.clear()
 
     def tear(self, error: errors.Error) -> None:
         """Takes note that `error` left the layers out of step."""
@@ -69,19 +81,19 @@ class Ferry:
     def select_rows(self, rows: list[int]) -> None:
         """Row i becomes what row rows[i] was."""
         self.check()
-        self._beside.clear()
+        self._changed()
         if self.core.batch:
             self.core.select_rows(rows)
 
     def crop(self, tokens: int) -> None:
         """Removes the last `tokens` tokens of every layer."""
         self.check()
-        self._beside.clear()
+        self._changed()
         self.core.crop(tokens)
 
     def reset(self) -> None:
         """Empties every layer."""
-        self._beside.clear()
+        self._changed()
         self.core.reset()
         self.torn = None
 
