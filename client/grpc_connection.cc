@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "grpcpp/create_channel.h"
@@ -53,17 +54,20 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& target) {
 
 absl::StatusOr<std::string> DialTarget(const std::string& url) {
   absl::string_view rest = url;
-  if (absl::ConsumePrefix(&rest, "unix://") && rest.size() > 1 && rest[0] == '/') {
+  const bool text = url.find('\0') == std::string::npos;
+  if (text && absl::ConsumePrefix(&rest, "unix://") && rest.size() > 1 && rest[0] == '/') {
     if (rest.size() < sizeof(sockaddr_un::sun_path)) return absl::StrCat("unix:", rest);
     return absl::InvalidArgumentError(absl::StrCat("store URL \"", url, "\": its path has ", rest.size(),
                                                    " bytes; a unix socket's has at most ",
                                                    sizeof(sockaddr_un::sun_path) - 1, ": use a shorter one"));
   }
   rest = url;
-  if (absl::ConsumePrefix(&rest, "grpc://")) {
+  if (text && absl::ConsumePrefix(&rest, "grpc://")) {
     const size_t colon = rest.rfind(':');
-    const bool has_port = colon != absl::string_view::npos && colon > 0 && colon + 1 < rest.size() &&
-                          rest.find_first_not_of("0123456789", colon + 1) == absl::string_view::npos;
+    uint32_t port = 0;
+    const bool has_port = colon != absl::string_view::npos && colon > 0 &&
+                          rest.find_first_not_of("0123456789", colon + 1) == absl::string_view::npos &&
+                          absl::SimpleAtoi(rest.substr(colon + 1), &port) && port > 0 && port <= 65535;
     if (has_port && rest.find('/') == absl::string_view::npos) return absl::StrCat("dns:///", rest);
   }
   return absl::InvalidArgumentError(

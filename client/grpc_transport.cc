@@ -35,10 +35,11 @@ absl::Status CheckGrpcProcess(const std::string& url) {
 }
 
 // How long the store may wait before it answers, so that its answer arrives before the deadline.
-uint32_t WaitMillis(absl::Time deadline) {
+uint32_t WaitMillis(absl::Duration wait, absl::Time deadline) {
   const absl::Duration left = std::clamp(deadline - absl::Now(), absl::ZeroDuration(), absl::Hours(1));
   const absl::Duration margin = std::min(left / 4, absl::Milliseconds(100));
-  return static_cast<uint32_t>(absl::ToInt64Milliseconds(left - margin));
+  return static_cast<uint32_t>(
+      absl::ToInt64Milliseconds(std::clamp(wait, absl::ZeroDuration(), absl::Duration(left - margin))));
 }
 
 // Calls over the connection of the moment. Thread-safe.
@@ -88,14 +89,15 @@ class GrpcTransport : public Transport {
     call->request.set_group(request.group);
     call->request.set_shard(request.shard);
     call->request.set_count(static_cast<uint32_t>(std::max(request.count, 0)));
-    call->request.set_wait_ms(request.may_wait ? WaitMillis(deadline) : 0);
     call->on_late = [weak = std::weak_ptr<GrpcCore>(core_), request](const auto& late) {
       std::vector<ChunkKey> keys;
       for (const v1::Id& id : late.reply.ids())
         keys.push_back({request.ns, FromProto(id), request.group, request.shard});
       GiveBack(weak, late.session(), keys);
     };
-    KVFERRY_RETURN_IF_ERROR(SendWithin(request.ns, "reserve", call.get(), &Async::Reserve, deadline));
+    KVFERRY_ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection, WaitOpen(request.ns, "reserve", deadline));
+    call->request.set_wait_ms(WaitMillis(request.wait, deadline));
+    KVFERRY_RETURN_IF_ERROR(SendOn(std::move(connection), "reserve", call.get(), &Async::Reserve, deadline));
     std::vector<std::unique_ptr<ChunkWriter>> writers;
     for (const v1::Id& id : call->reply.ids()) {
       const ChunkKey key{request.ns, FromProto(id), request.group, request.shard};
@@ -127,7 +129,8 @@ class GrpcTransport : public Transport {
       if (lease) GiveBack(weak, late.session(), absl::MakeConstSpan(keys).first(found));
     };
     const NamespaceId ns = keys.empty() ? NamespaceId{} : keys[0].ns;
-    KVFERRY_RETURN_IF_ERROR(SendWithin(ns, "lookup", call.get(), &Async::Lookup, deadline));
+    KVFERRY_ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection, WaitOpen(ns, "lookup", deadline));
+    KVFERRY_RETURN_IF_ERROR(SendOn(std::move(connection), "lookup", call.get(), &Async::Lookup, deadline));
     return LookupResult{static_cast<int>(call->reply.chunks()), call->reply.bytes(),
                         core_->state.EpochOf(call->session())};
   }
@@ -178,22 +181,18 @@ class GrpcTransport : public Transport {
     return SendOn(std::move(connection), name, call, method, deadline);
   }
 
-  // The same, with `ns` open in that session if it has been opened in any before.
-  template <typename Call>
-  absl::Status SendWithin(const NamespaceId& ns, absl::string_view name, Call* call, typename Call::Method method,
-                          absl::Time deadline) {
+  // The connection of the moment, with `ns` open in its session if it has been opened in any before.
+  absl::StatusOr<std::shared_ptr<Connection>> WaitOpen(const NamespaceId& ns, absl::string_view name,
+                                                       absl::Time deadline) {
     KVFERRY_ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection, Wait(deadline));
     const std::shared_ptr<const KnownNamespace> known = core_->namespaces.Find(ns);
-    if (known != nullptr && known->session != connection->session()) {
-      KVFERRY_ASSIGN_OR_RETURN(const NamespaceId now, OpenOn(connection, known->spec, deadline));
-      if (now != ns) {
-        return StoreError(
-            url(), name,
-            absl::FailedPreconditionError(absl::StrCat("the store now calls namespace ", ToString(ns), " ",
-                                                       ToString(now), "; it serves another tenant: connect again")));
-      }
-    }
-    return SendOn(std::move(connection), name, call, method, deadline);
+    if (known == nullptr || known->session == connection->session()) return connection;
+    KVFERRY_ASSIGN_OR_RETURN(const NamespaceId now, OpenOn(connection, known->spec, deadline));
+    if (now == ns) return connection;
+    return StoreError(
+        url(), name,
+        absl::FailedPreconditionError(absl::StrCat("the store now calls namespace ", ToString(ns), " ", ToString(now),
+                                                   "; it serves another tenant: connect again")));
   }
 
   template <typename Call>

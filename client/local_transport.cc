@@ -175,7 +175,8 @@ class LocalTransport : public Transport {
     options.group = request.group;
     options.shard = request.shard;
     options.count = request.count;
-    options.deadline = request.may_wait ? deadline : absl::InfinitePast();
+    options.deadline =
+        request.wait <= absl::ZeroDuration() ? absl::InfinitePast() : std::min(deadline, absl::Now() + request.wait);
     shared_->store().Reserve(shared_->session, request.ns, options,
                              [answer](absl::StatusOr<Writers> writers) { answer->Set(std::move(writers)); });
     std::optional<absl::StatusOr<Writers>> writers = answer->Wait(deadline + kSlack);

@@ -33,7 +33,8 @@ struct ReserveRequest {
   uint16_t group = 0;
   uint16_t shard = 0;
   int count = 1;
-  bool may_wait = true;  // false: the store answers at once, and the deadline is for the answer alone
+  // How long the store may wait for room; the deadline bounds it and the answer together.
+  absl::Duration wait = absl::InfiniteDuration();
 };
 
 struct PrefixName {

@@ -9,8 +9,9 @@
 namespace kvferry {
 namespace {
 
-// How long a store that has no room is asked where nothing depends on the answer.
-constexpr absl::Duration kNoWait = absl::Seconds(1);
+// How long a store may take to answer, beside what it may wait for room; less where nothing depends on the answer.
+constexpr absl::Duration kAnswer = absl::Seconds(5);
+constexpr absl::Duration kOptionalAnswer = absl::Seconds(1);
 
 // Bytes that a cache may take of an accelerator's memory if it was given no bound: what is free, less a tenth. 0: no
 // bound.
@@ -47,6 +48,8 @@ PartSpec DescribePart(const at::Tensor& t, uint32_t dtype_bytes) {
 }
 
 }  // namespace
+
+absl::Time CacheImpl::AnswerBy() const { return absl::Now() + options_.full_timeout + kAnswer; }
 
 const KeysValues& CacheImpl::ShapeOf(int layer) const {
   const CacheLayerState& state = layers_[static_cast<size_t>(layer)];
@@ -177,7 +180,7 @@ absl::Status CacheImpl::OpenNamespace() {
     group.layers.push_back({{DescribePart(shape.k, spec.dtype_bytes), DescribePart(shape.v, spec.dtype_bytes)}});
   }
   spec.groups.push_back(std::move(group));
-  KVFERRY_ASSIGN_OR_RETURN(namespace_, transport_->OpenNamespace(spec, absl::Now() + options_.full_timeout));
+  KVFERRY_ASSIGN_OR_RETURN(namespace_, transport_->OpenNamespace(spec, AnswerBy()));
   return absl::OkStatus();
 }
 
@@ -211,12 +214,12 @@ absl::Status CacheImpl::ReserveEntries(int64_t columns, bool must_leave) {
 // stays when a later one fails.
 absl::Status CacheImpl::ReserveSome(const std::vector<int64_t>& rows, bool wait) {
   const ScopedTimer timer(&waited_);
-  const absl::Time deadline = absl::Now() + (wait ? options_.full_timeout : kNoWait);
+  const absl::Time deadline = wait ? AnswerBy() : absl::Now() + kOptionalAnswer;
   for (size_t from = 0; from < rows.size();) {
     ReserveRequest request;
     request.ns = *namespace_;
     request.count = static_cast<int>(std::min<size_t>(rows.size() - from, kMaxChunksInCall));
-    request.may_wait = wait;
+    request.wait = wait ? options_.full_timeout : absl::ZeroDuration();
     const uint64_t epoch = transport_->epoch();
     KVFERRY_ASSIGN_OR_RETURN(auto writers, transport_->Reserve(request, deadline));
     if (transport_->epoch() != epoch) continue;  // the store was restarted meanwhile: whose they are is not known
@@ -244,7 +247,7 @@ absl::Status CacheImpl::AwaitRoom(int layer, absl::Time deadline) {
 // The same without waiting, for layers that stay: nothing depends on when they are put, so the model never waits.
 bool CacheImpl::HasRoom(int layer) {
   DiscardAcknowledged();
-  return !transport_->fetch_copies() || tracker_->PendingLayers(layer) <= Depth();
+  return !transport_->fetch_copies() || tracker_->HeldLayers(layer) <= Depth();
 }
 
 // Lets the transport free the blocks that the store now holds. On the cache's thread: it may be reading them.
@@ -293,7 +296,7 @@ absl::Status CacheImpl::Demote(int layer) {
   CacheLayerState& state = layers_[static_cast<size_t>(layer)];
   if (!state.resident || state.plain) return absl::OkStatus();
   if (state.length > 0) {
-    KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer, absl::Now() + options_.full_timeout));
+    KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer, AnswerBy()));
     const KeysValues full = state.buffer.View();
     PutEntries(state, full, 0, layer);
     for (size_t r = 0; r < rows_.size(); ++r) {

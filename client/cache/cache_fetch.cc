@@ -94,6 +94,7 @@ absl::Status CacheImpl::FetchViews(int layer, Views& views) {
 void CacheImpl::FetchAhead(int layer) {
   if (transport_ == nullptr || !transport_->fetch_copies() || !ferrying_) return;
   const int depth = Depth();
+  DiscardAcknowledged();
   int considered = 0;
   for (int step = 1; step < layers() && considered < depth; ++step) {
     const int next = (layer + step) % layers();
@@ -102,7 +103,7 @@ void CacheImpl::FetchAhead(int layer) {
     ++considered;
     const auto same = [next](const Ahead& ahead) { return ahead.layer == next; };
     if (state.length == 0 || std::any_of(ahead_.begin(), ahead_.end(), same)) continue;
-    if (static_cast<int>(ahead_.size()) + tracker_->PendingLayers(layer) >= depth) return;
+    if (static_cast<int>(ahead_.size()) + tracker_->HeldLayers(layer) >= depth) return;
     std::vector<std::shared_ptr<CachedChunk>> chunks = StoredChunks(next);
     if (!chunks.empty()) ahead_.push_back(StartFetch(next, std::move(chunks)));
   }

@@ -122,6 +122,8 @@ class CacheImpl final : public Cache {
   // cache_ferry.cc
   absl::Status Plan(int64_t columns, int64_t batch);
   absl::StatusOr<int> ResidentLayersFor(int64_t columns, int64_t batch);
+  // When a call that may wait for room has to be answered.
+  absl::Time AnswerBy() const;
   absl::Status CheckEpoch();
   absl::Status Connect(int64_t columns, bool must);
   absl::Status OpenNamespace();

@@ -131,7 +131,7 @@ void CacheImpl::PutAll(bool wait, absl::Time deadline) {
 }
 
 void CacheImpl::PermuteRows(const std::vector<int64_t>& rows) {
-  PutAll(/*wait=*/resident_ < layers(), absl::Now() + options_.full_timeout);
+  PutAll(/*wait=*/resident_ < layers(), AnswerBy());
   ahead_.clear();
   ++version_;
   ring_.Clear();
@@ -157,10 +157,10 @@ void CacheImpl::PermuteRows(const std::vector<int64_t>& rows) {
 
 absl::StatusOr<std::unique_ptr<Cache>> CacheImpl::Fork() {
   KVFERRY_RETURN_IF_ERROR(CheckWhole());
-  Guarded(0, [&] { PutAll(/*wait=*/true, absl::Now() + options_.full_timeout); });
+  Guarded(0, [&] { PutAll(/*wait=*/true, AnswerBy()); });
   {
     const ScopedTimer timer(&waited_);
-    const absl::Status acked = tracker_->WaitForLayers(0, -1, absl::Now() + options_.full_timeout);
+    const absl::Status acked = tracker_->WaitForLayers(0, -1, AnswerBy());
     if (!acked.ok()) return Lost(acked);
     DiscardAcknowledged();
   }

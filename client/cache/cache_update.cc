@@ -15,9 +15,15 @@ absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Update(const at::Te
   KVFERRY_RETURN_IF_ERROR(CheckUpdate(k, v, layer));
   // A layer that is as long as any begins another pass, which would be wrong if one of the others lags behind.
   if (SeqLength(layer) > 0 && SeqLength(layer) == MaxLength()) KVFERRY_RETURN_IF_ERROR(CheckInStep());
+  // A layer that was left out while others took several passes cannot come in with the last one's tokens alone.
+  if (SeqLength(layer) == 0 && MaxLength() > k.size(2)) torn_layer_ = layer;
+  KVFERRY_RETURN_IF_ERROR(CheckWhole());
   std::vector<int64_t> starts;
   for (const CacheRow& row : rows_) starts.push_back(row.start);
-  absl::StatusOr<KeysValues> full = Guarded(layer, [&] { return UpdateLayer({k, v}, layer); });
+  absl::StatusOr<KeysValues> full = Guarded(layer, [&] {
+    // What a view with a negative or conjugate bit stands for, since copies go by address.
+    return UpdateLayer({k.resolve_conj().resolve_neg(), v.resolve_conj().resolve_neg()}, layer);
+  });
   if (full.ok()) return std::make_pair(full->k, full->v);
   if (MaxLength() == 0) {
     Reset();  // as it was before the first update, whose batch and shapes bind nobody
@@ -77,7 +83,7 @@ absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int l
   if (state.plain || wants_grad) return UpdatePlain(added, layer);
 
   const bool all_stay = resident_ >= layers();
-  if (!all_stay) KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer, absl::Now() + options_.full_timeout));
+  if (!all_stay) KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer, AnswerBy()));
   KeysValues full = added;
   if (state.resident) {
     const ScopedTimer timer(&copying_);

@@ -10,9 +10,11 @@ PutTracker::Put PutTracker::Start(int layer, uint64_t bytes) {
   const auto l = static_cast<size_t>(layer);
   if (pending_.size() <= l) {
     pending_.resize(l + 1);
+    held_.resize(l + 1);
     failed_.resize(l + 1);
   }
   ++pending_[l];
+  ++held_[l];
   bytes_held_ += bytes;
   return {layer, bytes, sequence_};
 }
@@ -20,6 +22,7 @@ PutTracker::Put PutTracker::Start(int layer, uint64_t bytes) {
 void PutTracker::Finish(const Put& put, const absl::Status& status) {
   MutexLock lock(&mu_);
   --pending_[static_cast<size_t>(put.layer)];
+  if (!status.ok()) --held_[static_cast<size_t>(put.layer)];
   if (status.ok()) {
     ++blocks_put_;
     bytes_put_ += put.bytes;
@@ -34,6 +37,7 @@ void PutTracker::Finish(const Put& put, const absl::Status& status) {
 void PutTracker::Drop(const Put& put, bool failed) {
   MutexLock lock(&mu_);
   bytes_held_ -= put.bytes;
+  if (!failed) --held_[static_cast<size_t>(put.layer)];
   if (!failed || put.sequence != sequence_) return;
   --failed_[static_cast<size_t>(put.layer)];
   bytes_failed_ -= put.bytes;
@@ -77,12 +81,14 @@ absl::Status PutTracker::WaitForLayers(int limit, int except, absl::Time deadlin
 bool PutTracker::Holds(int layer) const {
   MutexLock lock(&mu_);
   const auto l = static_cast<size_t>(layer);
-  return l < pending_.size() && pending_[l] + failed_[l] > 0;
+  return l < held_.size() && held_[l] + failed_[l] > 0;
 }
 
-int PutTracker::PendingLayers(int except) const {
+int PutTracker::HeldLayers(int except) const {
   MutexLock lock(&mu_);
-  return PendingLayersLocked(except);
+  int layers = 0;
+  for (size_t l = 0; l < held_.size(); ++l) layers += held_[l] > 0 && static_cast<int>(l) != except ? 1 : 0;
+  return layers;
 }
 
 uint64_t PutTracker::blocks_put() const {

@@ -40,9 +40,10 @@ class PutTracker {
   // Waits until at most `limit` layers other than `except` have unacknowledged blocks. DEADLINE_EXCEEDED if not in
   // time.
   absl::Status WaitForLayers(int limit, int except, absl::Time deadline);
-  // True if blocks of the layer are not acknowledged or have failed: they are held by this process.
+  // True if this process holds blocks of the layer.
   bool Holds(int layer) const;
-  int PendingLayers(int except) const;
+  // Layers with blocks that this process holds, other than `except` and but for those that failed.
+  int HeldLayers(int except) const;
 
   uint64_t blocks_put() const;
   uint64_t bytes_put() const;
@@ -57,8 +58,10 @@ class PutTracker {
 
   mutable Mutex mu_;
   CondVar changed_;
-  std::vector<int> pending_ ABSL_GUARDED_BY(mu_);  // by layer
-  std::vector<int> failed_ ABSL_GUARDED_BY(mu_);   // by layer
+  // Blocks by layer: not acknowledged; held and not failed; failed.
+  std::vector<int> pending_ ABSL_GUARDED_BY(mu_);
+  std::vector<int> held_ ABSL_GUARDED_BY(mu_);
+  std::vector<int> failed_ ABSL_GUARDED_BY(mu_);
   uint64_t blocks_put_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_put_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_held_ ABSL_GUARDED_BY(mu_) = 0;

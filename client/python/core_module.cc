@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/python/seconds.h"
 #include "client/transport.h"
 
 namespace py = pybind11;
@@ -30,6 +31,12 @@ constexpr char kTransportCapsule[] = "kvferry.Transport";
                          .attr("from_status")(static_cast<int>(status.code()), py::str(message.data(), message.size()));
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw py::error_already_set();
+}
+
+absl::Duration Argument(double seconds, absl::string_view name) {
+  const absl::StatusOr<absl::Duration> duration = Seconds(seconds, name);
+  if (!duration.ok()) Throw(duration.status());
+  return *duration;
 }
 
 // A transport may have to join its thread, which never takes the GIL: let others have it meanwhile.
@@ -55,8 +62,8 @@ class PyStore {
                                           std::optional<double> connect_timeout, std::optional<double> heartbeat) {
     ConnectOptions options;
     if (memory.has_value()) options.memory_bytes = *memory;
-    if (connect_timeout.has_value()) options.connect_timeout = absl::Seconds(*connect_timeout);
-    if (heartbeat.has_value()) options.heartbeat = absl::Seconds(*heartbeat);
+    if (connect_timeout.has_value()) options.connect_timeout = Argument(*connect_timeout, "connect_timeout");
+    if (heartbeat.has_value()) options.heartbeat = Argument(*heartbeat, "heartbeat");
     absl::StatusOr<std::shared_ptr<Transport>> transport;
     {
       py::gil_scoped_release free;
@@ -75,10 +82,11 @@ class PyStore {
   }
 
   void Flush(double timeout) {
+    const absl::Time deadline = absl::Now() + Argument(timeout, "timeout");
     absl::Status status;
     {
       py::gil_scoped_release free;
-      status = transport_->Flush(absl::Now() + absl::Seconds(timeout));
+      status = transport_->Flush(deadline);
     }
     if (!status.ok()) Throw(status);
   }

@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "client/cache/cache.h"
+#include "client/python/seconds.h"
 #include "client/transport.h"
 #include "storage/base/mutex.h"
 
@@ -36,6 +37,12 @@ constexpr char kTransportCapsule[] = "kvferry.Transport";
                          .attr("from_status")(static_cast<int>(status.code()), py::str(message.data(), message.size()));
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw py::error_already_set();
+}
+
+absl::Duration Argument(double seconds, absl::string_view name) {
+  const absl::StatusOr<absl::Duration> duration = Seconds(seconds, name);
+  if (!duration.ok()) Throw(duration.status());
+  return *duration;
 }
 
 // Runs on the thread that called into the cache, which has let go of the GIL. What the callable raises stays pending
@@ -130,8 +137,8 @@ class PyCache {
     } else if (on_full != "raise") {
       throw py::value_error("on_full is '" + on_full + "', expected 'raise' or 'device'");
     }
-    options.full_timeout = absl::Seconds(full_timeout);
-    options.fetch_timeout = absl::Seconds(fetch_timeout);
+    options.full_timeout = Argument(full_timeout, "full_timeout");
+    options.fetch_timeout = Argument(fetch_timeout, "fetch_timeout");
     options.model = std::move(model);
     absl::StatusOr<std::unique_ptr<Cache>> cache = Cache::Create(options, MakeProvider(std::move(provider)));
     if (!cache.ok()) Throw(cache.status());
@@ -167,7 +174,7 @@ class PyCache {
     Locked([](Cache& cache) { cache.Reset(); });
   }
   void Flush(double timeout) {
-    const absl::Time deadline = absl::Now() + absl::Seconds(timeout);
+    const absl::Time deadline = absl::Now() + Argument(timeout, "timeout");
     Check(Locked([&](Cache& cache) { return cache.Flush(deadline); }));
   }
   int64_t SeqLength(int layer) {

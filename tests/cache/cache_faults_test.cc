@@ -279,6 +279,29 @@ TEST_F(CacheFaultsTest, RestartedStoreThatHeldTheBeginningOfABlock) {
   EXPECT_EQ(Forward(1).code(), absl::StatusCode::kUnavailable);
 }
 
+TEST_F(CacheFaultsTest, AFirstPassThatBrokeOffIsNoticedInTheNext) {
+  NewCache(0);
+  const at::Tensor k = RandomStates(random_, 2, 2, 4, 8);
+  ASSERT_TRUE(cache_->Update(k, k, 0).ok());
+  ASSERT_TRUE(cache_->Update(k, k, 0).ok());
+  EXPECT_EQ(cache_->Update(k, k, 1).status().code(), absl::StatusCode::kFailedPrecondition);
+  cache_->Reset();
+  EXPECT_TRUE(Forward(8).ok());
+}
+
+TEST_F(CacheFaultsTest, NoWaitForRoomIsTimeEnoughForAStoreThatHasSome) {
+  CacheOptions options;
+  options.layers = kLayers;
+  options.block_tokens = 4;
+  options.resident_layers = 0;
+  options.full_timeout = absl::ZeroDuration();
+  store_->copies = true;
+  store_->late_acks = true;
+  cache_ = *Cache::Create(options, Provide(store_));
+  ASSERT_TRUE(Forward(13).ok());
+  EXPECT_TRUE(Forward(1).ok());
+}
+
 TEST_F(CacheFaultsTest, AnInterruptedPassCannotBeCropped) {
   NewCache(0);
   ASSERT_TRUE(Forward(8).ok());

@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "ATen/ops/_neg_view.h"
 #include "ATen/ops/mul.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
@@ -312,6 +313,21 @@ TEST_F(CacheTest, DeviceMemoryIsAHardBound) {
   ASSERT_TRUE(cache->Crop(100).ok());
   oracle.Crop(100);
   Forward(*cache, oracle, 1);
+}
+
+// A view with a lazy negative or conjugate bit is what it stands for.
+TEST_F(CacheTest, LazyBitsAreResolved) {
+  auto cache = NewCache(Options(0));
+  CacheOracle oracle(kLayers);
+  for (const int64_t tokens : {9, 4, 1}) {
+    for (int l = 0; l < kLayers; ++l) {
+      const at::Tensor k = at::_neg_view(States(tokens)), v = at::_neg_view(States(tokens));
+      auto full = cache->Update(k, v, l);
+      ASSERT_TRUE(full.ok()) << full.status();
+      const OracleLayer expected = oracle.Update(k.resolve_neg(), v.resolve_neg(), l);
+      EXPECT_TRUE(SameBits(full->first, expected.k) && SameBits(full->second, expected.v)) << "layer " << l;
+    }
+  }
 }
 
 TEST_F(CacheTest, MoreBlocksThanOneCallReserves) {

@@ -70,7 +70,8 @@ class Store:
         self._core.flush(timeout)
 
     def close(self) -> None:
-        """Ends the session: the store frees what only this process could read. Closing twice is closing once."""
+        """Ends the session: the store frees what only this process could read, after its grace period if it cannot be
+        told. Closing twice is closing once."""
         self._closed = True
         _open.discard(self)
         self._core.close()
