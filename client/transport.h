@@ -63,7 +63,7 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  // "embedded://", "unix:///run/kvferry.sock", "grpc://host:port".
+  // "embedded://", "unix:///run/kvferry/kvferry.sock", "grpc://host:port".
   virtual const std::string& url() const = 0;
 
   // Changes whenever the live chunks that this transport's users hold are gone for good (the store restarted, or the

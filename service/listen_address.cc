@@ -24,7 +24,7 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
     absl::ConsumePrefix(&rest, "//");
     if (!absl::StartsWith(rest, "/") || absl::EndsWith(rest, "/")) {
       return absl::InvalidArgumentError(
-          absl::StrCat("address \"", text, "\": expected unix:// and an absolute path, as unix:///run/kvferry.sock"));
+          absl::StrCat("address \"", text, "\": expected unix:// and an absolute path, as unix:///run/kvferry/kvferry.sock"));
     }
     constexpr size_t kLongest = sizeof(sockaddr_un{}.sun_path) - 1;
     if (rest.size() > kLongest) {

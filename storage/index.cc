@@ -38,7 +38,7 @@ ChunkKey Record::PublishedKey() const { return Sibling(chunk->key(), prefix_key)
 uint64_t RecordOverhead(const ChunkLayout& layout) {
   constexpr uint64_t kControlBlocks = 64;
   constexpr uint64_t kMapSlots = 3 * (sizeof(ChunkKey) + sizeof(RecordPtr) + 16);
-  constexpr uint64_t kNumberSlot = 2 * (sizeof(uint64_t) + sizeof(const Record*));  // of a node that is half full
+  constexpr uint64_t kNumberSlot = 2 * (sizeof(uint64_t) + sizeof(uintptr_t));  // of a node that is half full
   return sizeof(Record) + sizeof(Chunk) + kControlBlocks + kMapSlots + kNumberSlot +
          layout.slots.size() * sizeof(uint64_t) + layout.slots.size() / 8;
 }

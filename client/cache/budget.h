@@ -1,4 +1,4 @@
-// How many layers may keep all of their keys and values on the device: plain arithmetic, from D4.
+// How many layers may keep all of their keys and values on the device: plain arithmetic.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The KV cache of a model, its layers swapped between the device and a store: what a generation loop calls.
 //
 // A sequence lives on immutable chunks: each time T tokens of a row are complete, one block a layer is packed and put,
-// once; what is left over, the tail, stays on the device. See design.md, D1, D3 and D4.
+// once; what is left over, the tail, stays on the device. See README.md.
 #pragma once
 
 #include <cstdint>

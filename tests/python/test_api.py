@@ -194,3 +194,16 @@ def test_sizes():
         with pytest.raises(TypeError):
             parse_size(wrong)
     assert format_size(0) == "0 B" and format_size(1536) == "1.5 KiB" and format_size(3 * 2**30) == "3.0 GiB"
+
+
+def test_a_store_that_is_none_is_refused_at_once():
+    with pytest.raises(TypeError, match="store is a str, expected what kvferry.connect"):
+        OffloadedCache(store="embedded://")
+
+
+def test_times_that_are_no_numbers_are_refused(store):
+    for name in ("full_timeout", "fetch_timeout"):
+        with pytest.raises(kvferry.MismatchError, match=f"{name} is nan"):
+            OffloadedCache(store=store, **{name: float("nan")})
+    with pytest.raises(kvferry.MismatchError, match="timeout is nan"):
+        store.flush(float("nan"))

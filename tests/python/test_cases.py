@@ -1,4 +1,4 @@
-"""Faults that users of comparable caches reported (B..: shared/cases.md), on the client's side."""
+"""Faults that users of comparable caches reported (B..: tests/cases.md), on the client's side."""
 
 import copy
 import multiprocessing

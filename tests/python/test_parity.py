@@ -20,7 +20,7 @@ def _settings(name, dtype, some):
 
 
 class BoundedCache(OffloadedCache):
-    """Asserts after every update that no more layers than allowed have full blocks on the device (D4)."""
+    """Asserts after every update that no more layers than allowed have full blocks on the device."""
 
     updates = 0
 

@@ -77,7 +77,7 @@ def test_nobody_there_is_unavailable_and_says_what_to_do(tmp_path):
     assert isinstance(caught.value, ConnectionError)
     assert caught.value.code == "UNAVAILABLE"
     assert url in str(caught.value)
-    assert "kvferryd" in caught.value.hint
+    assert caught.value.hint == "Start kvferryd there, or correct the URL."
     assert any(caught.value.hint in note for note in caught.value.__notes__), "a traceback shows it"
 
 

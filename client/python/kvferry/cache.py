@@ -30,7 +30,7 @@ _NO_MASK, _MASK_MADE = -2, -1
 class OffloadedCache(DynamicCache):
     """Drop-in for transformers' DynamicCache that keeps the layers of full attention in a kvferry store.
 
-        with kvferry.connect("unix:///run/kvferry.sock") as store:
+        with kvferry.connect("unix:///run/kvferry/kvferry.sock") as store:
             cache = kvferry.OffloadedCache(config=model.config, store=store)
             model.generate(**inputs, cache=cache)
 
@@ -81,6 +81,10 @@ class OffloadedCache(DynamicCache):
             raise TypeError(
                 f"OffloadedCache: the first argument is a {type(ddp_cache_data).__name__}, expected layers of (keys,"
                 " values); give a config by name: OffloadedCache(config=model.config)"
+            )
+        if store is not None and not isinstance(store, stores.Store):
+            raise TypeError(
+                f"OffloadedCache: store is a {type(store).__name__}, expected what kvferry.connect() returns, or None"
             )
         data = None if ddp_cache_data is None else list(ddp_cache_data)
         kinds = _layer_kinds(config, data)

@@ -75,8 +75,9 @@ class FullError(Error, MemoryError):
 
     default_code = "RESOURCE_EXHAUSTED"
     default_hint = (
-        "Free caches that are no longer used (cache.reset()), or give the store more memory: kvferryd --memory=..., or"
-        " kvferry.connect('embedded://', memory='8GiB'). Nothing was changed: the same call may be tried again."
+        "Raise device_memory if the message names it. Else free caches that are no longer used (cache.reset()), or give"
+        " the store more memory: kvferryd --memory=..., or kvferry.connect('embedded://', memory='8GiB'). Nothing was"
+        " changed: the same call may be tried again."
     )
 
 

@@ -109,7 +109,9 @@ def connect(url: str | None = None, **options) -> Store:
     if url is None:
         url = os.environ.get("KVFERRY_URL") or _EMBEDDED
     if not isinstance(url, str):
-        raise TypeError(f"connect: url is a {type(url).__name__}, expected text such as 'unix:///run/kvferry.sock'")
+        raise TypeError(
+            f"connect: url is a {type(url).__name__}, expected text such as 'unix:///run/kvferry/kvferry.sock'"
+        )
     known = next((names for scheme, names in _OPTIONS.items() if url.startswith(scheme)), None)
     for name in options:
         if known is not None and name not in known:
@@ -118,7 +120,11 @@ def connect(url: str | None = None, **options) -> Store:
         options = {}  # the URL is refused by name below
     if "memory" in options:
         options["memory"] = parse_size(options["memory"], "memory")
-    return Store(_core.connect(url, **options))
+    try:
+        return Store(_core.connect(url, **options))
+    except errors.UnavailableError as error:
+        error.hint = "Start kvferryd there, or correct the URL."
+        raise
 
 
 _open: "weakref.WeakSet[Store]" = weakref.WeakSet()
