@@ -23,8 +23,8 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
   if (absl::ConsumePrefix(&rest, "unix:")) {
     absl::ConsumePrefix(&rest, "//");
     if (!absl::StartsWith(rest, "/") || absl::EndsWith(rest, "/")) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("address \"", text, "\": expected unix:// and an absolute path, as unix:///run/kvferry/kvferry.sock"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "address \"", text, "\": expected unix:// and an absolute path, as unix:///run/kvferry/kvferry.sock"));
     }
     constexpr size_t kLongest = sizeof(sockaddr_un{}.sun_path) - 1;
     if (rest.size() > kLongest) {

@@ -1,4 +1,5 @@
-// One chunk of KV into a store and back: `roundtrip unix:///run/kvferry/kvferry.sock`, or without an argument in this process.
+// One chunk of KV into a store and back: `roundtrip unix:///run/kvferry/kvferry.sock`, or without an argument in this
+// process.
 #include <cstring>
 #include <future>
 #include <iostream>
