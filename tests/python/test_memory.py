@@ -1,6 +1,7 @@
 """What stays in the model's process and what in the store: bounded, whatever goes on for however long."""
 
 import ctypes
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 from daemon import Kvferryd
 from models import LAYERS, prompt, tiny
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaConfig
 
 import kvferry
 from kvferry import OffloadedCache
@@ -57,6 +58,29 @@ def test_the_process_does_not_hold_the_sequence(tmp_path):
     most, peak, stored = map(int, out.stdout.split())
     assert stored == 400 * MIB and peak <= 64 * MIB
     assert most < 200 * MIB, "half of what the sequence has, and three times the bound"
+
+
+def _longer_second_turn(store, bound: int) -> int:
+    """The most bytes on the device while a pass of 70 tokens and one of 300 go through three layers."""
+    config = LlamaConfig(num_hidden_layers=3)
+    cache = OffloadedCache(config=config, store=store, block_tokens=16, resident_layers=0, prefetch_depth=1,
+                           device_memory=bound)  # fmt: skip
+    for tokens in (70, 300):
+        for layer in range(3):
+            cache.update(*torch.zeros(2, 1, 1, tokens, 5), layer)
+    return cache.stats().device_bytes_peak
+
+
+def test_reading_ahead_stays_within_the_bound(store):
+    """Blocks on their way out and layers read ahead share the bound, however they happen to meet."""
+    bound = 2000
+    while True:  # to the least that is enough
+        try:
+            _longer_second_turn(store, bound)
+            break
+        except kvferry.FullError as error:
+            bound = int(re.search(r"at least (\d+)", str(error))[1])
+    assert max(_longer_second_turn(store, bound) for _ in range(20)) <= bound
 
 
 @pytest.fixture(params=["embedded", "grpc"])
