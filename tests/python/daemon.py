@@ -1,6 +1,7 @@
 """A real kvferryd as a child process."""
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -45,7 +46,11 @@ class Kvferryd:
         return True
 
     def signal(self, number: signal.Signals) -> None:
+        """Returns after SIGSTOP when every thread has stopped: until then one may still answer."""
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            _, status = os.waitpid(self._process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), status
 
     def values(self) -> dict[str, int]:
         """The figures of `kvferryctl stats`."""
