@@ -1,5 +1,6 @@
 """A real kvferryd as a child process."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -7,7 +8,10 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import kvferry
 
 
 def binary(name: str) -> str:
@@ -72,3 +76,14 @@ class Kvferryd:
     def __exit__(self, *_) -> None:
         if self._process.poll() is None:
             self.kill()
+
+
+@contextlib.contextmanager
+def store_with(memory: str, plane: str, folder: Path) -> Iterator[kvferry.Store]:
+    """A store of `memory`: "embedded", or "grpc" in a daemon of its own with its socket in `folder`."""
+    if plane == "embedded":
+        with kvferry.connect("embedded://", memory=memory) as store:
+            yield store
+    else:
+        with Kvferryd(folder, memory=memory) as daemon, kvferry.connect(daemon.url) as store:
+            yield store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from daemon import Kvferryd
+from daemon import Kvferryd, store_with
 from models import LAYERS, greedy, prompt, tiny
 from transformers import DynamicCache, LogitsProcessor
 
@@ -245,12 +245,8 @@ def test_stopped_model_process_loses_nothing(tmp_path, expected):
 @pytest.fixture(params=["embedded", "grpc"])
 def full_store(request, tmp_path):
     """A store that holds less than a prompt of 60 tokens takes."""
-    if request.param == "embedded":
-        with kvferry.connect("embedded://", memory="64KiB") as store:
-            yield store
-    else:
-        with Kvferryd(tmp_path, memory="64KiB") as daemon, kvferry.connect(daemon.url) as store:
-            yield store
+    with store_with("64KiB", request.param, tmp_path) as store:
+        yield store
 
 
 def test_full_store(full_store, model, expected):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from daemon import Kvferryd
+from daemon import Kvferryd, store_with
 from models import LAYERS, prompt, tiny
 from transformers import DynamicCache, LlamaConfig
 
@@ -86,12 +86,8 @@ def test_reading_ahead_stays_within_the_bound(store):
 @pytest.fixture(params=["embedded", "grpc"])
 def small_store(request, tmp_path):
     """Room for one conversation of the tests here, not for what three of them would leave behind."""
-    if request.param == "embedded":
-        with kvferry.connect("embedded://", memory="256KiB") as store:
-            yield store
-    else:
-        with Kvferryd(tmp_path, memory="256KiB") as daemon, kvferry.connect(daemon.url) as store:
-            yield store
+    with store_with("256KiB", request.param, tmp_path) as store:
+        yield store
 
 
 @pytest.mark.parametrize("resident_layers", [0, 1, LAYERS])
