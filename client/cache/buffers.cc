@@ -11,10 +11,6 @@
 namespace kvferry {
 namespace {
 
-uint64_t BytesOf(const KeysValues& t) {
-  return t.defined() ? static_cast<uint64_t>(t.k.numel() * t.k.element_size() + t.v.numel() * t.v.element_size()) : 0;
-}
-
 // Nobody else has the tensor itself (a fork would) nor a view of its memory (a model would).
 bool OneOwner(const at::Tensor& t) { return t.use_count() == 1 && t.storage().use_count() == 1; }
 
@@ -23,6 +19,10 @@ at::Tensor Sized(const at::Tensor& like, int64_t columns) {
 }
 
 }  // namespace
+
+uint64_t BytesOf(const KeysValues& t) {
+  return t.defined() ? static_cast<uint64_t>(t.k.numel() * t.k.element_size() + t.v.numel() * t.v.element_size()) : 0;
+}
 
 GrowBuffer::GrowBuffer(GrowBuffer&& other) noexcept
     : ledger_(other.ledger_), buffers_(std::exchange(other.buffers_, {})), length_(std::exchange(other.length_, 0)) {}

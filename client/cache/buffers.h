@@ -10,6 +10,9 @@
 
 namespace kvferry {
 
+// Bytes of the elements; 0 for undefined tensors.
+uint64_t BytesOf(const KeysValues& t);
+
 // Bytes held on the device now, and the most there ever were. One a cache.
 class DeviceLedger {
  public:

@@ -7,49 +7,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "client/cache/cache_impl.h"
+#include "client/cache/check.h"
 #include "storage/base/status.h"
 
 namespace kvferry {
 namespace {
 
 constexpr int kMaxLayers = 4096;
-
-std::string ShapeString(const at::Tensor& t) { return absl::StrCat("[", absl::StrJoin(t.sizes(), ", "), "]"); }
-
-std::string Name(c10::ScalarType type) { return c10::toString(type); }
-
-absl::Status CheckTensor(const at::Tensor& t, const char* name) {
-  if (!t.defined()) return absl::InvalidArgumentError(absl::StrCat(name, " is undefined, expected a tensor"));
-  if (t.dim() != 4) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has shape ", ShapeString(t), ", expected 4 dimensions: [batch, heads, tokens, dim]"));
-  }
-  for (int64_t d = 0; d < 4; ++d) {
-    if (t.size(d) < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, " has shape ", ShapeString(t), ", expected every dimension to be at least 1"));
-    }
-  }
-  if (t.layout() != c10::kStrided) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " is not a dense (strided) tensor"));
-  }
-  return absl::OkStatus();
-}
-
-// `t` against what the layer's first update brought.
-absl::Status CheckSame(const at::Tensor& t, const at::Tensor& first, const char* name, int layer) {
-  const auto error = [&](absl::string_view what, const auto& value, const auto& expected) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " of layer ", layer, " has ", what, " ", value, ", expected ",
-                                                   expected, " as in the layer's first update"));
-  };
-  if (t.scalar_type() != first.scalar_type()) return error("dtype", Name(t.scalar_type()), Name(first.scalar_type()));
-  if (t.device() != first.device()) return error("device", t.device().str(), first.device().str());
-  if (t.size(1) != first.size(1)) return error("heads", t.size(1), first.size(1));
-  if (t.size(3) != first.size(3)) return error("dim", t.size(3), first.size(3));
-  return absl::OkStatus();
-}
 
 }  // namespace
 
@@ -63,6 +28,9 @@ absl::Status Validate(const CacheOptions& options) {
   }
   if (options.layers && (*options.layers < 1 || *options.layers > kMaxLayers)) {
     return error("layers", *options.layers, "1 to 4096");
+  }
+  if (!options.layer_numbers.empty() && static_cast<int>(options.layer_numbers.size()) != options.layers.value_or(-1)) {
+    return error("size of layer_numbers", options.layer_numbers.size(), "one for each of the layers");
   }
   if (options.resident_layers && *options.resident_layers < 0) {
     return error("resident_layers", *options.resident_layers, "0 or more");
@@ -105,32 +73,15 @@ absl::Status CacheImpl::CheckUpdate(const at::Tensor& k, const at::Tensor& v, in
   if (layer < 0 || layer >= limit) {
     return absl::InvalidArgumentError(absl::StrCat("layer_idx is ", layer, ", expected 0 to ", limit - 1));
   }
-  KVFERRY_RETURN_IF_ERROR(CheckTensor(k, "key_states"));
-  KVFERRY_RETURN_IF_ERROR(CheckTensor(v, "value_states"));
-  for (const int64_t d : {0, 2}) {
-    if (k.size(d) != v.size(d)) {
-      return absl::InvalidArgumentError(absl::StrCat("value_states has shape ", ShapeString(v), ", expected the same ",
-                                                     d == 0 ? "batch" : "tokens", " as key_states, ", ShapeString(k)));
-    }
-  }
-  if (k.device() != v.device()) {
-    return absl::InvalidArgumentError(absl::StrCat("value_states is on ", v.device().str(),
-                                                   ", expected the device of key_states, ", k.device().str()));
-  }
-  if (!rows_.empty() && k.size(0) != batch()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("key_states has batch ", k.size(0), ", expected ", batch(), " as held by the cache"));
-  }
-  if (layer < layers() && layers_[static_cast<size_t>(layer)].shape.defined()) {
-    return CheckAgainstLayer(k, v, layer);
-  }
-  return absl::OkStatus();
+  KVFERRY_RETURN_IF_ERROR(CheckStates(k, v));
+  if (!rows_.empty()) KVFERRY_RETURN_IF_ERROR(CheckBatch(k, batch()));
+  if (layer >= layers() || !layers_[static_cast<size_t>(layer)].shape.defined()) return absl::OkStatus();
+  return CheckLike(k, v, layers_[static_cast<size_t>(layer)].shape, Number(layer));
 }
 
-absl::Status CacheImpl::CheckAgainstLayer(const at::Tensor& k, const at::Tensor& v, int layer) const {
-  const KeysValues& first = layers_[static_cast<size_t>(layer)].shape;
-  KVFERRY_RETURN_IF_ERROR(CheckSame(k, first.k, "key_states", layer));
-  return CheckSame(v, first.v, "value_states", layer);
+int CacheImpl::Number(int layer) const {
+  const auto index = static_cast<size_t>(layer);
+  return index < options_.layer_numbers.size() ? options_.layer_numbers[index] : layer;
 }
 
 int64_t CacheImpl::SeqLength(int layer) const {
@@ -173,9 +124,7 @@ CacheStats CacheImpl::Stats() const {
   for (int l = 0; l < layers(); ++l) {
     stats.layers_on_device += FullBlocksOnDevice(l) ? 1 : 0;
     const CacheLayerState& state = layers_[static_cast<size_t>(l)];
-    if (!state.plain) continue;
-    ++stats.grad_layers;
-    stats.device_bytes += static_cast<uint64_t>(state.grad.k.nbytes() + state.grad.v.nbytes());
+    stats.plain_layers += state.plain ? 1 : 0;
   }
   stats.device_bytes_peak = std::max(ledger_.peak(), stats.device_bytes);
   return stats;

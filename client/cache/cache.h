@@ -32,8 +32,9 @@ using TransportProvider = std::function<absl::StatusOr<std::shared_ptr<Transport
 enum class OnFull { kRaise, kDevice };
 
 struct CacheOptions {
-  int block_tokens = 64;      // T: a power of two, 1 to 4096
-  std::optional<int> layers;  // layers with full attention; unknown: learnt from the first forward pass
+  int block_tokens = 64;           // T: a power of two, 1 to 4096
+  std::optional<int> layers;       // layers with full attention; unknown: learnt from the first forward pass
+  std::vector<int> layer_numbers;  // what errors call the layers; empty: 0, 1, 2, ...
   std::optional<int>
       resident_layers;  // R; given: every full block is put at once. Not given: nothing leaves until it must
   std::optional<int> prefetch_depth;      // layers fetched ahead; default 0 where fetching copies nothing, else 2
@@ -48,16 +49,16 @@ struct CacheOptions {
 absl::Status Validate(const CacheOptions& options);
 
 struct CacheStats {
-  uint64_t device_bytes = 0;  // buffers and tails held, and received blocks not yet used
+  uint64_t device_bytes = 0;  // buffers and tails held, received blocks not yet used, and what was set aside
   uint64_t device_bytes_peak = 0;
   uint64_t stored_bytes = 0;  // blocks of this cache in the store
   uint64_t blocks_put = 0, bytes_put = 0;
   uint64_t blocks_got = 0, bytes_got = 0;
-  uint64_t refused = 0;      // chunks the store had no room for
-  uint64_t grad_layers = 0;  // layers kept on the device because gradients flow through them
-  uint64_t relearned = 0;    // namespaces opened with other shapes than the first layer's
-  int layers_on_device = 0;  // layers with full blocks on the device: resident, in the ring, in flight
-  int resident_layers = 0;   // R now
+  uint64_t refused = 0;       // chunks the store had no room for
+  uint64_t plain_layers = 0;  // kept on the device: gradients flow through them, or they were assigned
+  uint64_t relearned = 0;     // namespaces opened with other shapes than the first layer's
+  int layers_on_device = 0;   // layers with full blocks on the device: resident, in the ring, in flight
+  int resident_layers = 0;    // R now
   int prefetch_depth = 0;
   double seconds_waited = 0;   // for blocks that were not there and for acknowledgements
   double seconds_copying = 0;  // packing and gathering
@@ -79,6 +80,16 @@ class Cache {
   //                       number of tokens to recompute. The cache stays as it was before this layer's update.
   virtual absl::StatusOr<std::pair<at::Tensor, at::Tensor>> Update(const at::Tensor& k, const at::Tensor& v,
                                                                    int layer) = 0;
+
+  // The layer holds `k` and `v` from now on, [B, H, S, D] of any S, dtype and device: the tensors themselves, which
+  // stay on the device for good (until Reset). The batch must be the one held. Layers that are out of step then are
+  // found at the next pass. RESOURCE_EXHAUSTED: device_memory has no room for them; nothing was changed.
+  virtual absl::Status Assign(const at::Tensor& k, const at::Tensor& v, int layer) = 0;
+
+  // Before a forward pass that brings the sequence to `columns` tokens while `aside` bytes of device_memory are needed
+  // for what lies beside this cache (windows, states): makes room for both. Update does the first part by itself.
+  // Replaces what was set aside before; less is always possible. RESOURCE_EXHAUSTED: no room; nothing was changed.
+  virtual absl::Status MakeRoom(int64_t columns, uint64_t aside) = 0;
 
   // Row i starts at column starts[i]: what comes before are left pads, which attention masks; they are stored nowhere,
   // so that equal rows have equal blocks whatever their padding. FAILED_PRECONDITION unless the cache is empty; the

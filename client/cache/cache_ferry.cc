@@ -3,6 +3,7 @@
 
 #include "ATen/DeviceAccelerator.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/cache/cache_impl.h"
 #include "storage/base/status.h"
 
@@ -36,11 +37,20 @@ std::string DtypeName(c10::ScalarType type) {
   }
 }
 
-// K and V of one dtype are described by it. Of two, by both: then the element is a byte and dim counts bytes.
-void DescribeDtype(const KeysValues& shape, NamespaceSpec& spec) {
-  const auto k = shape.k.scalar_type(), v = shape.v.scalar_type();
-  spec.dtype = k == v ? DtypeName(k) : absl::StrCat(DtypeName(k), "+", DtypeName(v));
-  spec.dtype_bytes = k == v ? static_cast<uint32_t>(shape.k.element_size()) : 1;
+// Layers of one dtype are described by it. Of several, by a list with the number of layers that follow one another
+// alike ("float32*2,float32+float16*30": K of one and V of another); then the element is a byte and dim counts bytes.
+void DescribeDtypes(const std::vector<KeysValues>& layers, NamespaceSpec& spec) {
+  std::vector<std::pair<std::string, int>> runs;
+  bool one = true;
+  for (const KeysValues& shape : layers) {
+    const auto k = shape.k.scalar_type(), v = shape.v.scalar_type();
+    one = one && k == v && k == layers[0].k.scalar_type();
+    const std::string name = k == v ? DtypeName(k) : absl::StrCat(DtypeName(k), "+", DtypeName(v));
+    if (runs.empty() || runs.back().first != name) runs.emplace_back(name, 0);
+    ++runs.back().second;
+  }
+  spec.dtype = one ? runs[0].first : absl::StrJoin(runs, ",", absl::PairFormatter("*"));
+  spec.dtype_bytes = one ? static_cast<uint32_t>(layers[0].k.element_size()) : 1;
 }
 
 PartSpec DescribePart(const at::Tensor& t, uint32_t dtype_bytes) {
@@ -103,7 +113,10 @@ absl::StatusOr<int> CacheImpl::ResidentLayersFor(int64_t columns, int64_t batch)
     const KeysValues& shape = ShapeOf(l);
     input.column_bytes.push_back(static_cast<uint64_t>(shape.k.size(1) * shape.k.size(3) * shape.k.element_size() +
                                                        shape.v.size(1) * shape.v.size(3) * shape.v.element_size()));
+    const CacheLayerState& state = layers_[static_cast<size_t>(l)];
+    input.plain.push_back(state.plain || state.turns_plain);
   }
+  input.aside = aside_;
   input.batch = batch;
   input.columns = columns;
   input.tail_columns = TailColumns();
@@ -122,6 +135,33 @@ absl::StatusOr<int> CacheImpl::ResidentLayersFor(int64_t columns, int64_t batch)
       absl::StrCat("device_memory is ", bound, " bytes, expected at least ", DeviceBytesNeeded(input, 0), " for ",
                    columns, " tokens of ", batch,
                    " rows with no layer resident; nothing was allocated: raise device_memory or shorten the sequence"));
+}
+
+absl::Status CacheImpl::MakeRoom(int64_t columns, uint64_t aside) {
+  KVFERRY_RETURN_IF_ERROR(CheckWhole());
+  const uint64_t before = std::exchange(aside_, aside);
+  absl::Status status;
+  if (rows_.empty()) {  // nothing is known of this cache's own needs
+    const uint64_t bound = options_.device_memory.value_or(0);
+    if (bound != 0 && aside > bound) {
+      status = absl::ResourceExhaustedError(
+          absl::StrCat("device_memory is ", bound, " bytes, expected at least ", aside,
+                       " for windows and states alone; nothing was allocated: raise device_memory or shorten the "
+                       "sequence"));
+    }
+  } else if (columns > planned_ || aside > before) {
+    status = Guarded(0, [&] { return Plan(std::max(columns, planned_), batch()); });
+  }
+  if (!status.ok()) {
+    aside_ = before;
+    return status;
+  }
+  if (aside > before) {
+    ledger_.Add(aside - before);
+  } else {
+    ledger_.Remove(before - aside);
+  }
+  return absl::OkStatus();
 }
 
 // Where nothing has to leave, a store that could not be reached is asked for again with the next block only.
@@ -167,16 +207,11 @@ absl::Status CacheImpl::OpenNamespace() {
   NamespaceSpec spec;
   spec.model = options_.model;
   spec.block_tokens = static_cast<uint32_t>(options_.block_tokens);
-  DescribeDtype(ShapeOf(0), spec);
+  std::vector<KeysValues> shapes;
+  for (int l = 0; l < layers(); ++l) shapes.push_back(ShapeOf(l));
+  DescribeDtypes(shapes, spec);
   GroupSpec group;
-  for (int l = 0; l < layers(); ++l) {
-    const KeysValues& shape = ShapeOf(l);
-    NamespaceSpec own;
-    DescribeDtype(shape, own);
-    if (own.dtype != spec.dtype) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("layer ", l, " has dtype ", own.dtype, ", expected ", spec.dtype, " as layer 0"));
-    }
+  for (const KeysValues& shape : shapes) {
     group.layers.push_back({{DescribePart(shape.k, spec.dtype_bytes), DescribePart(shape.v, spec.dtype_bytes)}});
   }
   spec.groups.push_back(std::move(group));
@@ -302,7 +337,7 @@ absl::Status CacheImpl::Demote(int layer) {
     for (size_t r = 0; r < rows_.size(); ++r) {
       if (state.cut[r] >= CompleteEntries(state, r)) continue;
       if (options_.on_full == OnFull::kDevice) return absl::OkStatus();
-      return absl::ResourceExhaustedError(absl::StrCat("layer ", layer, " cannot leave the device: block ",
+      return absl::ResourceExhaustedError(absl::StrCat("layer ", Number(layer), " cannot leave the device: block ",
                                                        state.cut[r], " of row ", r, " has no place in the store"));
     }
     GrowBuffer held = std::exchange(state.buffer, GrowBuffer(&ledger_));

@@ -38,8 +38,11 @@ struct CacheLayerState {
 
   int64_t length = 0;  // columns held
   bool resident = true;
-  bool plain = false;  // gradients flow through it: `grad` holds everything, and nothing of it is put any more
-  KeysValues grad;
+  // Gradients flow through it, or it was assigned: `whole` holds everything, and nothing of it is put any more.
+  bool plain = false;
+  bool turns_plain = false;  // about to be, for the plan
+  KeysValues whole;
+  HeldBytes whole_bytes;
   GrowBuffer buffer;
   int64_t base = 0;
   std::vector<int64_t> cut;                          // by row
@@ -54,6 +57,8 @@ class CacheImpl final : public Cache {
 
   absl::StatusOr<std::pair<at::Tensor, at::Tensor>> Update(const at::Tensor& k, const at::Tensor& v,
                                                            int layer) override;
+  absl::Status Assign(const at::Tensor& k, const at::Tensor& v, int layer) override;
+  absl::Status MakeRoom(int64_t columns, uint64_t aside) override;
   absl::Status SetRowStarts(const std::vector<int64_t>& starts) override;
   int64_t SeqLength(int layer) const override;
   int layers() const override { return static_cast<int>(layers_.size()); }
@@ -84,7 +89,7 @@ class CacheImpl final : public Cache {
 
   // cache.cc
   absl::Status CheckUpdate(const at::Tensor& k, const at::Tensor& v, int layer) const;
-  absl::Status CheckAgainstLayer(const at::Tensor& k, const at::Tensor& v, int layer) const;
+  int Number(int layer) const;  // of the layer in the model
   void AddLayers(int layer);
   bool FullBlocksOnDevice(int layer) const;
   int64_t MaxLength() const;
@@ -92,6 +97,7 @@ class CacheImpl final : public Cache {
   // cache_update.cc
   absl::StatusOr<KeysValues> UpdateLayer(const KeysValues& added, int layer);
   absl::StatusOr<KeysValues> UpdatePlain(const KeysValues& added, int layer);
+  void SetWhole(CacheLayerState& state, KeysValues whole);
   // All columns the layer holds, then room for `extra` more, in `to` or (null) a fresh pair.
   absl::StatusOr<KeysValues> Assemble(int layer, int64_t extra, RingSlot* slot);
   void KeepTail(CacheLayerState& state, const KeysValues& full);
@@ -154,6 +160,7 @@ class CacheImpl final : public Cache {
   std::vector<CacheRow> rows_;
   std::vector<CacheLayerState> layers_;
   int64_t planned_ = 0;          // columns that Plan has made room for
+  uint64_t aside_ = 0;           // bytes of the bound for what lies beside this cache
   uint64_t version_ = 0;         // of the tables: every operation on rows changes it
   int resident_ = kMaxResident;  // R: the most layers that may be resident; only ever lowered until Reset
   bool learnt_ = false;          // the number and shapes of the layers are known

@@ -70,8 +70,8 @@ absl::Status CacheImpl::Crop(int64_t n) {
   }
   for (CacheLayerState& state : layers_) {
     state.length = std::max<int64_t>(0, state.length - n);
-    if (state.plain && state.grad.defined()) {
-      state.grad = {state.grad.k.narrow(2, 0, state.length), state.grad.v.narrow(2, 0, state.length)};
+    if (state.plain && state.whole.defined()) {
+      state.whole = {state.whole.k.narrow(2, 0, state.length), state.whole.v.narrow(2, 0, state.length)};
     }
     state.base = std::min(state.base, state.length);
     state.buffer.Cut(state.length - state.base);
@@ -144,8 +144,8 @@ void CacheImpl::PermuteRows(const std::vector<int64_t>& rows) {
     state.refill = Selected(state.refill, rows);
     state.buffer.SelectRows(index);
     if (state.plain) {
-      const at::Tensor there = index.to(state.grad.k.device(), /*non_blocking=*/false, /*copy=*/true);
-      state.grad = {state.grad.k.index_select(0, there), state.grad.v.index_select(0, there)};
+      const at::Tensor there = index.to(state.whole.k.device(), /*non_blocking=*/false, /*copy=*/true);
+      SetWhole(state, {state.whole.k.index_select(0, there), state.whole.v.index_select(0, there)});
     }
     if (!state.shape.defined()) continue;
     const auto resized = [&](const at::Tensor& like) {
@@ -172,7 +172,8 @@ absl::StatusOr<std::unique_ptr<Cache>> CacheImpl::Fork() {
     copy.length = state.length;
     copy.resident = state.resident;
     copy.plain = state.plain;
-    copy.grad = state.grad;
+    copy.whole = state.whole;
+    copy.whole_bytes = HeldBytes(&fork->ledger_, BytesOf(state.whole));
     copy.buffer = state.buffer.ShareWith(&fork->ledger_);
     copy.base = state.base;
     copy.cut = state.cut;
@@ -229,8 +230,8 @@ absl::Status CacheImpl::Flush(absl::Time deadline) {
     for (size_t r = 0; r < rows_.size() && !state.plain; ++r) {
       if (state.cut[r] >= CompleteEntries(state, r)) continue;
       return StoreError(transport_->url(), "flush",
-                        absl::ResourceExhaustedError(absl::StrCat("block ", state.cut[r], " of row ", r, ", layer ", l,
-                                                                  ", has no place in the store")));
+                        absl::ResourceExhaustedError(absl::StrCat("block ", state.cut[r], " of row ", r, ", layer ",
+                                                                  Number(l), ", has no place in the store")));
     }
   }
   return transport_->Flush(deadline);

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "client/cache/cache_impl.h"
+#include "client/cache/check.h"
 #include "storage/base/status.h"
 
 namespace kvferry {
@@ -37,7 +38,7 @@ absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Update(const at::Te
 absl::Status CacheImpl::CheckWhole() const {
   if (torn_layer_ < 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("a forward pass was interrupted or broke off at layer ", torn_layer_,
+      absl::StrCat("a forward pass was interrupted or broke off at layer ", Number(torn_layer_),
                    " after others had changed: call reset() and run the model on all ", MaxLength(), " tokens again"));
 }
 
@@ -69,7 +70,7 @@ absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int l
     const KeysValues assumed = ShapeOf(layer);
     const auto empty = [](const at::Tensor& t) { return EmptyLike(t, {t.size(0), t.size(1), 0, t.size(3)}); };
     state.shape = {empty(added.k), empty(added.v)};
-    if (learnt_ && assumed.defined() && !CheckAgainstLayer(assumed.k, assumed.v, layer).ok()) {
+    if (learnt_ && assumed.defined() && !CheckLike(assumed.k, assumed.v, state.shape, layer).ok()) {
       if (absl::Status status = Relearn(layer); !status.ok()) {
         state.shape = {};
         return status;
@@ -78,9 +79,15 @@ absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int l
   }
   if (state.length > 0) learnt_ = true;
   const int64_t columns = state.length + tokens;
-  if (columns > planned_) KVFERRY_RETURN_IF_ERROR(Plan(columns, batch()));
   const bool wants_grad = c10::GradMode::is_enabled() && (added.k.requires_grad() || added.v.requires_grad());
-  if (state.plain || wants_grad) return UpdatePlain(added, layer);
+  state.turns_plain = wants_grad && !state.plain;
+  if (columns > planned_ || state.turns_plain) {
+    const absl::Status planned = Plan(std::max(columns, planned_), batch());
+    const bool turns_plain = std::exchange(state.turns_plain, false);
+    KVFERRY_RETURN_IF_ERROR(planned);
+    if (turns_plain) return UpdatePlain(added, layer);
+  }
+  if (state.plain) return UpdatePlain(added, layer);
 
   const bool all_stay = resident_ >= layers();
   if (!all_stay) KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer, AnswerBy()));
@@ -110,17 +117,44 @@ absl::StatusOr<KeysValues> CacheImpl::UpdatePlain(const KeysValues& added, int l
     if (state.length > 0) {
       KVFERRY_ASSIGN_OR_RETURN(held, Assemble(layer, 0, nullptr));
     }
-    state.grad = held;
+    SetWhole(state, held);
+  }
+  // A copy even of the first tokens, as DynamicCache makes: the caller may change his tensors in place.
+  SetWhole(state, state.whole.defined()
+                      ? KeysValues{at::cat({state.whole.k, added.k}, 2), at::cat({state.whole.v, added.v}, 2)}
+                      : KeysValues{added.k.clone(), added.v.clone()});
+  state.length += added.k.size(2);
+  return state.whole;
+}
+
+void CacheImpl::SetWhole(CacheLayerState& state, KeysValues whole) {
+  if (!state.plain) {
     state.plain = true;
     state.buffer.Clear();
     state.refill.assign(rows_.size(), nullptr);
   }
-  // A copy even of the first tokens, as DynamicCache makes: the caller may change his tensors in place.
-  state.grad = state.grad.defined()
-                   ? KeysValues{at::cat({state.grad.k, added.k}, 2), at::cat({state.grad.v, added.v}, 2)}
-                   : KeysValues{added.k.clone(), added.v.clone()};
-  state.length += added.k.size(2);
-  return state.grad;
+  state.whole_bytes = HeldBytes(&ledger_, BytesOf(whole));
+  state.whole = std::move(whole);
+}
+
+absl::Status CacheImpl::Assign(const at::Tensor& k, const at::Tensor& v, int layer) {
+  KVFERRY_RETURN_IF_ERROR(CheckWhole());
+  if (SeqLength(layer) == 0) return Update(k, v, layer).status();
+  KVFERRY_RETURN_IF_ERROR(CheckStates(k, v));
+  KVFERRY_RETURN_IF_ERROR(CheckBatch(k, batch()));
+  CacheLayerState& state = layers_[static_cast<size_t>(layer)];
+  return Guarded(layer, [&] {
+    state.turns_plain = !state.plain;
+    const absl::Status planned = Plan(std::max(k.size(2), planned_), batch());
+    state.turns_plain = false;
+    KVFERRY_RETURN_IF_ERROR(planned);
+    std::erase_if(ahead_, [layer](const Ahead& ahead) { return ahead.layer == layer; });
+    SetWhole(state, {k, v});
+    state.length = k.size(2);
+    const auto empty = [](const at::Tensor& t) { return EmptyLike(t, {t.size(0), t.size(1), 0, t.size(3)}); };
+    state.shape = {empty(k), empty(v)};
+    return absl::OkStatus();
+  });
 }
 
 absl::StatusOr<KeysValues> CacheImpl::Assemble(int layer, int64_t extra, RingSlot* slot) {
@@ -153,7 +187,8 @@ absl::StatusOr<KeysValues> CacheImpl::Assemble(int layer, int64_t extra, RingSlo
     if (!state.resident && state.base > stored_to) {
       if (state.refill[r] == nullptr) {
         return absl::InternalError(absl::StrCat("columns ", stored_to, " to ", state.base - 1, " of row ", r,
-                                                ", layer ", layer, " are held by nobody; this is a bug in kvferry"));
+                                                ", layer ", Number(layer),
+                                                " are held by nobody; this is a bug in kvferry"));
       }
       jobs.push_back({index, stored_to, state.base - stored_to, &views.by_chunk.at(state.refill[r].get())});
     }
@@ -198,7 +233,7 @@ absl::StatusOr<std::pair<at::Tensor, at::Tensor>> CacheImpl::Read(int layer) {
   }
   const CacheLayerState& state = layers_[static_cast<size_t>(layer)];
   KVFERRY_RETURN_IF_ERROR(CheckWhole());
-  if (state.plain) return std::make_pair(state.grad.k.clone(), state.grad.v.clone());
+  if (state.plain) return std::make_pair(state.whole.k.clone(), state.whole.v.clone());
   KVFERRY_ASSIGN_OR_RETURN(KeysValues all, Assemble(layer, 0, nullptr));
   return std::make_pair(all.k, all.v);
 }

@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "client/cache/cache.h"
+#include "client/cache/check.h"
 #include "client/python/seconds.h"
 #include "client/transport.h"
 #include "storage/base/mutex.h"
@@ -123,12 +124,14 @@ class PyCache {
   }
 
   static std::unique_ptr<PyCache> Create(py::object provider, int block_tokens, std::optional<int> layers,
-                                         std::optional<int> resident_layers, std::optional<int> prefetch_depth,
-                                         std::optional<uint64_t> device_memory, const std::string& on_full,
-                                         double full_timeout, double fetch_timeout, std::string model) {
+                                         std::vector<int> layer_numbers, std::optional<int> resident_layers,
+                                         std::optional<int> prefetch_depth, std::optional<uint64_t> device_memory,
+                                         const std::string& on_full, double full_timeout, double fetch_timeout,
+                                         std::string model) {
     CacheOptions options;
     options.block_tokens = block_tokens;
     options.layers = layers;
+    options.layer_numbers = std::move(layer_numbers);
     options.resident_layers = resident_layers;
     options.prefetch_depth = prefetch_depth;
     options.device_memory = device_memory;
@@ -150,6 +153,15 @@ class PyCache {
     auto both = Locked([&](Cache& cache) { return cache.Update(k, v, layer); });
     Check(both.status());
     return py::make_tuple(Wrap(std::move(both->first)), Wrap(std::move(both->second)));
+  }
+
+  void Assign(const py::object& keys, const py::object& values, int layer) {
+    const at::Tensor k = Unwrap(keys, "keys"), v = Unwrap(values, "values");
+    Check(Locked([&](Cache& cache) { return cache.Assign(k, v, layer); }));
+  }
+
+  void MakeRoom(int64_t columns, uint64_t aside) {
+    Check(Locked([&](Cache& cache) { return cache.MakeRoom(columns, aside); }));
   }
 
   py::tuple Read(int layer) {
@@ -198,7 +210,7 @@ class PyCache {
     out["blocks_got"] = stats.blocks_got;
     out["bytes_got"] = stats.bytes_got;
     out["refused"] = stats.refused;
-    out["grad_layers"] = stats.grad_layers;
+    out["plain_layers"] = stats.plain_layers;
     out["relearned"] = stats.relearned;
     out["layers_on_device"] = stats.layers_on_device;
     out["resident_layers"] = stats.resident_layers;
@@ -214,15 +226,31 @@ class PyCache {
   std::unique_ptr<Cache> cache_ ABSL_PT_GUARDED_BY(mu_);
 };
 
+// Whether a layer that is not in a Cache may append these; `first_keys`, `first_values`: of its first update, or None.
+void CheckUpdate(const py::object& keys, const py::object& values, const py::object& first_keys,
+                 const py::object& first_values, int layer) {
+  const at::Tensor k = Unwrap(keys, "key_states"), v = Unwrap(values, "value_states");
+  absl::Status status = CheckStates(k, v);
+  if (status.ok() && !first_keys.is_none()) {
+    const KeysValues first{Unwrap(first_keys, "first_keys"), Unwrap(first_values, "first_values")};
+    status = CheckBatch(k, first.k.size(0));
+    if (status.ok()) status = CheckLike(k, v, first, layer);
+  }
+  if (!status.ok()) Throw(status);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_torch, m) {
   m.doc() = "The C++ KV cache on torch tensors; use kvferry.OffloadedCache.";
+  m.def("check_update", &CheckUpdate);
   py::class_<PyCache>(m, "Cache")
       .def(py::init(&PyCache::Create), py::arg("provider"), py::kw_only(), py::arg("block_tokens"), py::arg("layers"),
-           py::arg("resident_layers"), py::arg("prefetch_depth"), py::arg("device_memory"), py::arg("on_full"),
-           py::arg("full_timeout"), py::arg("fetch_timeout"), py::arg("model"))
+           py::arg("layer_numbers"), py::arg("resident_layers"), py::arg("prefetch_depth"), py::arg("device_memory"),
+           py::arg("on_full"), py::arg("full_timeout"), py::arg("fetch_timeout"), py::arg("model"))
       .def("update", &PyCache::Update)
+      .def("assign", &PyCache::Assign)
+      .def("make_room", &PyCache::MakeRoom)
       .def("read", &PyCache::Read)
       .def("fork", &PyCache::Fork)
       .def("crop", &PyCache::Crop)

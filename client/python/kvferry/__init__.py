@@ -1,8 +1,8 @@
 """kvferry: the KV cache of a language model, its layers ferried between the model and a cache store.
 
-    with kvferry.connect("unix:///run/kvferry/kvferry.sock") as store:
-        cache = kvferry.OffloadedCache(config=model.config, store=store)
-        model.generate(**inputs, cache=cache)
+with kvferry.connect("unix:///run/kvferry/kvferry.sock") as store:
+    cache = kvferry.OffloadedCache(config=model.config, store=store)
+    model.generate(**inputs, cache=cache)
 """
 
 from .errors import DataLossError, DeadlineError, Error, FullError, MismatchError, UnavailableError
@@ -20,12 +20,19 @@ __all__ = [
     "Store",
     "StoreStats",
     "UnavailableError",
+    "attention_mask",
     "connect",
     "get_default_store",
+    "position_ids",
     "set_default_store",
 ]
 
-_NEEDS_TORCH = {"OffloadedCache": "cache", "CacheStats": "stats"}
+_NEEDS_TORCH = {
+    "OffloadedCache": "cache",
+    "CacheStats": "stats",
+    "attention_mask": "generation",
+    "position_ids": "generation",
+}
 
 
 def __getattr__(name: str):

@@ -3,22 +3,19 @@
 import copy
 import functools
 import logging
+import operator
 from collections.abc import Iterable, Iterator
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import (
-    DYNAMIC_LAYER_TYPE_MAPPING,
-    Cache,
-    DummyLayer,
-    DynamicSlidingWindowLayer,
-    get_layer_types_and_kwargs,
-)
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
 from . import _torch, errors
 from . import store as stores
+from .generation import HeldLength
 from .layer import Ferry, OffloadedLayer
-from .sizes import parse_size
+from .layer_kinds import LayerKind, device_class, kind_of_layer, kinds_of_config, note, read_data
+from .sizes import parse_integer, parse_size
 from .stats import CacheStats
 
 _log = logging.getLogger("kvferry")
@@ -36,14 +33,18 @@ class OffloadedCache(DynamicCache):
 
     The text is the one DynamicCache gives, bit for bit. Every full block of `block_tokens` tokens is put into the store
     once; the tokens after the last full block stay on the device, as do the first `resident_layers` layers. By default
-    nothing leaves the device until `device_memory` makes it.
+    nothing leaves the device until `device_memory` makes it. Layers with a window (sliding, chunked) and states (linear
+    attention) are bounded by themselves and stay on the device, within `device_memory`.
+
+    An encoder-decoder model takes transformers.EncoderDecoderCache(OffloadedCache(...), OffloadedCache(...)).
 
     Args:
-        ddp_cache_data: What torch's data parallelism gathers: for each layer (keys, values) or (keys, values, window),
-            or one stacked tensor [2, batch, heads, tokens, dim]. Give a model's config by name, not here.
-        config: The model's config. Layers that are not full attention get transformers' own layers on the device.
-            Without it the layers are learnt as they are updated, and all are taken for full attention; so that nothing
-            can leave the device in the first forward pass, which is logged once.
+        ddp_cache_data: What to begin with: for each layer (keys, values) or (keys, values, window) or one stacked
+            tensor [2, batch, heads, tokens, dim], as torch's data parallelism and PEFT bring them; or another cache.
+            Read once, so a generator will do. Give a model's config by name, not here.
+        config: The model's config, which tells the kinds of layers. Without it the layers are learnt as they are
+            updated, and all are taken for full attention; so that nothing can leave the device in the first forward
+            pass, which is logged once.
         store: From kvferry.connect. None: the process's default store, which is asked for when the first block leaves
             the device. The cache keeps it alive; closing it makes the blocks in it unreadable.
         device_memory: Bytes this cache may hold on the device, a hard bound: an int, text such as "512MiB", or "auto":
@@ -54,6 +55,8 @@ class OffloadedCache(DynamicCache):
         on_full: What to do if the store has no room: "raise" FullError, or "device": keep the blocks, beyond the bound.
         full_timeout: Seconds to wait for room in the store.
         fetch_timeout: Seconds that a layer may take to arrive.
+
+    Gradients: a layer whose keys or values require them stays on the device, whole and differentiable, from then on.
 
     Threads: one forward pass at a time; other threads may call stats(). A forked child needs a cache of its own.
 
@@ -86,13 +89,21 @@ class OffloadedCache(DynamicCache):
             raise TypeError(
                 f"OffloadedCache: store is a {type(store).__name__}, expected what kvferry.connect() returns, or None"
             )
-        data = None if ddp_cache_data is None else list(ddp_cache_data)
-        kinds = _layer_kinds(config, data)
+        data = read_data(ddp_cache_data)
+        kinds = None if data is None else [layer.kind for layer in data]
+        if config is not None:
+            kinds = kinds_of_config(config)
+        if data is not None and len(data) > len(kinds):
+            raise errors.LayerIndexError(
+                f"ddp_cache_data has {len(data)} layers, expected at most {len(kinds)} as the config"
+            )
+        numbers = [number for number, kind in enumerate(kinds or []) if kind.offloaded]
         self._options = dict(
-            block_tokens=block_tokens,
-            layers=None if kinds is None else sum(kind is None for kind in kinds) or None,
-            resident_layers=resident_layers,
-            prefetch_depth=prefetch_depth,
+            block_tokens=parse_integer(block_tokens, "block_tokens"),
+            layers=len(numbers) or None,
+            layer_numbers=numbers,
+            resident_layers=parse_integer(resident_layers, "resident_layers", optional=True),
+            prefetch_depth=parse_integer(prefetch_depth, "prefetch_depth", optional=True),
             device_memory=None if device_memory == "auto" else parse_size(device_memory, "device_memory"),
             on_full=on_full,
             full_timeout=full_timeout,
@@ -102,19 +113,26 @@ class OffloadedCache(DynamicCache):
         self._store = store
         self._ferry = Ferry(_torch.Cache(functools.partial(_capsule, store), **self._options))
         self._learning = kinds is None  # layers appear as they are updated
+        self._encoder_decoder = config is not None and config.is_encoder_decoder
         self._logged: set[str] = set()  # what is logged once a cache
+        self._begin()
+        Cache.__init__(self, layers=[])
+        for number, kind in enumerate(kinds or []):
+            self.layers.append(kind.make(self._ferry, numbers.index(number) if kind.offloaded else -1, number))
+        for number, layer in enumerate(data or []):
+            if layer.keys is not None:
+                self.update(layer.keys, layer.values, number)
+        devices = [layer.keys.device for layer in data or [] if layer.keys is not None]
+        for number, layer in enumerate(data or []):
+            layer.finish(self.layers[number], devices[0] if devices else None)
+
+    def _begin(self) -> None:
+        """What is known of the forward passes of a sequence: nothing yet."""
         self._updated = _NO_MASK  # the layer last updated in a forward pass that made a mask
         self._pass_length: int | None = None  # tokens that every offloaded layer has after that pass
-        Cache.__init__(self, layers=[])
-        for make_layer in kinds or []:
-            self.layers.append(self._new_layer() if make_layer is None else make_layer())
-        for index, layer in enumerate(data or []):
-            keys, values = layer[:2]
-            if keys is not None and values is not None:
-                self.update(keys, values, index)
-
-    def _new_layer(self) -> OffloadedLayer:
-        return OffloadedLayer(self._ferry, sum(isinstance(layer, OffloadedLayer) for layer in self.layers))
+        self._planned = 0  # tokens that there is room for beside the offloaded layers
+        self._aside = 0  # bytes of device_memory set aside for what is beside them
+        self._prompt_starts = False  # generate() was called and has not looked at the prompt yet
 
     # What models and generate call.
 
@@ -126,31 +144,35 @@ class OffloadedCache(DynamicCache):
         The tensors returned are for this layer's attention: once nobody holds them, a later layer's may take their
         memory. Raises kvferry.Error; a dtype or shape other than the layer's first is a MismatchError.
         """
+        layer_idx = self._checked_index(layer_idx)
         while self._learning and len(self.layers) <= layer_idx:
             self._log_once(
                 "OffloadedCache: no config was given, so the layers are learnt from the first forward pass and none"
                 " leaves the device until that is over; give OffloadedCache(config=model.config)"
             )
-            self.layers.append(self._new_layer())
+            number = len(self.layers)
+            self.layers.append(LayerKind().make(self._ferry, number, number))
         layer, before = self.layers[layer_idx], self._updated
-        if before == layer_idx and len(self.layers) > 1:
+        if before == layer_idx and (len(self.layers) > 1 or self._encoder_decoder):
             # Cross-attention of an encoder-decoder model: it would append the encoder's keys to the decoder's.
             raise TypeError(
                 f"OffloadedCache: layer {layer_idx} was updated twice in one forward pass; an encoder-decoder model "
                 "needs transformers.EncoderDecoderCache(OffloadedCache(...), OffloadedCache(...))"
             )
-        self._updated = _NO_MASK
+        self._updated, self._prompt_starts = _NO_MASK, False
         self._ferry.check()
         offloaded = isinstance(layer, OffloadedLayer)
         first = offloaded and not layer.is_initialized
         if offloaded and _NO_MASK < before < layer_idx:  # in a pass: the next one may come without a mask
             self._check_in_step(layer, layer_idx, key_states.shape[-2])
         try:
+            if isinstance(key_states, torch.Tensor) and key_states.dim() == 4:  # else the layer says what is wrong
+                self._plan_pass(layer, key_states, value_states)
             both = layer.update(key_states, value_states, *args, **kwargs)
         except errors.Error as error:
-            # Layers of transformers do not roll back, so the ones before this are ahead of it now.
-            if any(not isinstance(other, (OffloadedLayer, DummyLayer)) for other in self.layers[:layer_idx]):
-                self._ferry.tear(error)
+            # Windows and states do not roll back, so the layers before this may be ahead of it now.
+            if any(device_class(other) not in (None, DummyLayer) for other in self.layers[:layer_idx]):
+                self._tear_unless_in_step(layer, error)
             raise
         if first and self.stats().relearned:
             self._log_once(
@@ -161,6 +183,71 @@ class OffloadedCache(DynamicCache):
         if _NO_MASK < before < layer_idx:
             self._updated = layer_idx
         return both
+
+    def _checked_index(self, layer_idx: int) -> int:
+        try:
+            index = operator.index(layer_idx)
+        except TypeError:
+            raise TypeError(f"layer_idx is a {type(layer_idx).__name__}, expected an int") from None
+        most = 4096 if self._learning else len(self.layers)
+        if not 0 <= index < most:
+            raise errors.LayerIndexError(f"layer_idx is {index}, expected 0 to {most - 1}")
+        return index
+
+    def _tear_unless_in_step(self, layer: object, error: errors.Error) -> None:
+        """Notes that layers are out of step if any that counts tokens is ahead of this one."""
+        lengths = {other.get_seq_length() for other in self.layers if isinstance(other, CacheLayerMixin)} - {0}
+        if lengths - {layer.get_seq_length()}:
+            self._ferry.tear(error)
+
+    # What is held on the device beside the offloaded layers is set aside from device_memory before it is allocated.
+
+    def _plan_pass(self, layer: object, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Before the first layer of a forward pass: makes room for all layers at once, or raises FullError."""
+        new = key_states.shape[-2]
+        after = layer.get_seq_length() + new
+        if after <= self._planned:
+            return
+        assumed = sum(t[:, :, :1].numel() * t.element_size() for t in (key_states, value_states))
+        held = most = 0
+        for other in self.layers:
+            cls = device_class(other)
+            if cls in (None, DummyLayer):
+                continue
+            keeps, appending = cls.room(other, new, assumed) if hasattr(cls, "room") else (_bytes_of(other), 0)
+            held, most = held + keeps, max(most, appending)
+        self._set_aside(held + most, after)
+        self._planned = after
+
+    def _set_aside(self, aside: int, tokens: int = 0) -> None:
+        """For `aside` bytes, if that is more than was set aside before, while sequences have `tokens` tokens."""
+        if aside > self._aside:
+            self._ferry.core.make_room(tokens, aside)
+            self._aside = aside
+
+    def _held_beside(self) -> int:
+        return sum(_bytes_of(layer) for layer in self.layers if device_class(layer) is not None)
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs
+    ) -> torch.Tensor:
+        """As transformers': appends columns to a state of layer `layer_idx`, returns all that were kept and the new."""
+        self._before_state(conv_states, layer_idx, "conv_states", state_idx)
+        return super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs
+    ) -> torch.Tensor:
+        """As transformers': replaces a state of layer `layer_idx` and returns it."""
+        self._before_state(recurrent_states, layer_idx, "recurrent_states", state_idx)
+        return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
+
+    def _before_state(self, tensor: torch.Tensor, layer_idx: int, name: str, state_idx: int) -> None:
+        layer = self.layers[self._checked_index(layer_idx)]
+        self._ferry.check()
+        states = getattr(layer, name, {})
+        if states.get(state_idx) is None or layer.record_past:
+            self._set_aside(self._held_beside() + tensor.numel() * tensor.element_size(), self._planned)
 
     def _log_once(self, message: str, *arguments: object) -> None:
         if message not in self._logged:
@@ -181,8 +268,31 @@ class OffloadedCache(DynamicCache):
             raise error
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        self._updated, self._pass_length = _MASK_MADE, None
+        self._updated, self._pass_length, self._prompt_starts = _MASK_MADE, None, False
         return super().get_mask_sizes(query_length, layer_idx)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens that the layer has seen. Local, never a call to the store."""
+        length = super().get_seq_length(layer_idx)
+        if not self._prompt_starts or length == 0:
+            return length
+        held = HeldLength(length)
+        held.cache = self
+        return held
+
+    @property
+    def _is_user_defined(self) -> bool:
+        """Set by generate() on a cache that it was given, before it compares its length with the prompt's."""
+        return self.__dict__.get("_user_defined", False)
+
+    @_is_user_defined.setter
+    def _is_user_defined(self, value: bool) -> None:
+        self._user_defined = self._prompt_starts = value
+
+    def _take_prompt(self) -> bool:
+        """True once for each generate(), before its first forward pass."""
+        starts, self._prompt_starts = self._prompt_starts, False
+        return starts
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """Tokens the cache can hold; -1: no maximum."""
@@ -196,50 +306,76 @@ class OffloadedCache(DynamicCache):
     def is_initialized(self) -> bool:
         return any(layer.is_initialized for layer in self.layers if hasattr(layer, "is_initialized"))
 
-    # Operations on the whole cache: tables change, no KV moves.
+    # Operations on the whole cache: of offloaded layers tables change and no KV moves. All layers change, or none.
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last `-tokens_to_remove` tokens (0 or negative, as in transformers 5.24); more than are held
-        empties the cache. A positive number is a ValueError."""
-        if tokens_to_remove > 0:
+        empties the cache. A positive number is a ValueError. MismatchError where a window or a state cannot go back:
+        for windows and convolutions call activate_past_recording() before."""
+        n = -_integer(tokens_to_remove, "OffloadedCache.crop: tokens_to_remove")
+        if n < 0:
             raise ValueError(
-                f"OffloadedCache.crop: tokens_to_remove is {tokens_to_remove}, expected 0 or a negative number: "
-                "crop(-n) removes the last n tokens"
+                f"OffloadedCache.crop: tokens_to_remove is {-n}, expected 0 or a negative number: crop(-n) removes the"
+                " last n tokens"
             )
-        self._ferry.check()
-        for layer in self._other_layers():
-            if getattr(layer, "is_initialized", True):
-                layer.crop(tokens_to_remove)
-        self._ferry.crop(-tokens_to_remove)
+        lengths = [layer.get_seq_length() for layer in self.layers if isinstance(layer, CacheLayerMixin)]
+        if n > 0 and lengths and n >= max(lengths):
+            self._ferry.check()
+            self.reset()
+            return
+        self._change("crop", -n, core=lambda: self._ferry.crop(n))
+        self._planned = min(self._planned, max(lengths, default=0) - n)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Row i becomes what row beam_idx[i] was. Sends no byte of KV."""
-        self._ferry.select_rows(beam_idx.tolist())
-        for layer in self._other_layers():
-            layer.reorder_cache(beam_idx)
+        self._change("reorder_cache", beam_idx, core=lambda: self._ferry.select_rows(beam_idx.tolist()))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeats every row `repeats` times. Sends no byte of KV."""
-        self._ferry.select_rows([row for row in range(self._ferry.core.batch) for _ in range(repeats)])
-        for layer in self._other_layers():
-            _batch_method(layer, "batch_repeat_interleave")(repeats)
+        repeats = _integer(repeats, "OffloadedCache.batch_repeat_interleave: repeats")
+        if repeats < 1:
+            raise ValueError(f"OffloadedCache.batch_repeat_interleave: repeats is {repeats}, expected 1 or more")
+        rows = [row for row in range(self._ferry.core.batch) for _ in range(repeats)]
+        self._change("batch_repeat_interleave", repeats, core=lambda: self._ferry.select_rows(rows), growth=repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keeps the rows that `indices` (numbers, a mask or a slice) selects. Sends no byte of KV."""
         chosen = indices.cpu() if isinstance(indices, torch.Tensor) else indices
-        self._ferry.select_rows(torch.arange(self._ferry.core.batch)[chosen].tolist())
-        for layer in self._other_layers():
-            _batch_method(layer, "batch_select_indices")(indices)
+        batch = self._ferry.core.batch
+        rows = torch.arange(batch)[chosen].tolist()
+        growth = len(rows) / batch if batch else 1
+        self._change("batch_select_indices", indices, core=lambda: self._ferry.select_rows(rows), growth=growth)
+
+    def _change(self, method: str, argument: object, core, growth: float = 1) -> None:
+        self._ferry.check()
+        layers = [(layer, device_class(layer)) for layer in self.layers]
+        layers = [(layer, cls) for layer, cls in layers if cls is not None]
+        for number, layer in enumerate(self.layers):
+            if device_class(layer) is not None and not hasattr(device_class(layer), method):
+                kind = type(layer).__name__
+                raise NotImplementedError(f"OffloadedCache.{method}: layer {number} is a {kind}, which has no {method}")
+        if growth > 1 and layers:
+            self._set_aside(int(self._aside * growth) + self._aside, self._planned)
+        before = [(layer, {k: _shallow(v) for k, v in vars(layer).items()}) for layer, _ in layers]
+        try:
+            for layer, cls in layers:
+                if cls is not type(layer) or hasattr(cls, "held_bytes") or getattr(layer, "is_initialized", True):
+                    getattr(cls, method)(layer, argument)
+            core()
+        except BaseException:
+            for layer, attributes in before:
+                vars(layer).clear()
+                vars(layer).update(attributes)
+            raise
 
     def reset(self) -> None:
         """Empties the cache and releases its blocks. Mends a cache in which a forward pass broke off."""
+        for layer in self.layers:
+            cls = device_class(layer)
+            if cls is not None:
+                cls.reset(layer)
         self._ferry.reset()
-        self._updated = _NO_MASK
-        for layer in self._other_layers():
-            layer.reset()
-
-    def _other_layers(self) -> Iterator[object]:
-        return (layer for layer in self.layers if not isinstance(layer, OffloadedLayer))
+        self._begin()
 
     # Copies and contents.
 
@@ -257,6 +393,7 @@ class OffloadedCache(DynamicCache):
                 fork.layers = [_fork_layer(layer, ferry, memo) for layer in value]
             else:
                 setattr(fork, name, copy.deepcopy(value, memo))
+        ferry.core.make_room(self._planned, self._aside)
         return fork
 
     def __copy__(self) -> "OffloadedCache":
@@ -268,21 +405,21 @@ class OffloadedCache(DynamicCache):
         default store of the process that loads it."""
         self._ferry.check()
         state = {k: v for k, v in self.__dict__.items() if k not in ("_ferry", "_store", "layers")}
-        layers = [
-            (layer.device, *layer.read()) if isinstance(layer, OffloadedLayer) else layer for layer in self.layers
-        ]
-        return _unpickle, (type(self), state, layers)
+        return _unpickle, (type(self), state, [_packed(layer) for layer in self.layers])
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]]:
-        """(keys, values, window) of each layer, fresh tensors; the window is None where attention is full."""
-        for index, layer in enumerate(self.layers):
+        """(keys, values, window) of each layer, tensors that are the caller's; the window, a tensor of one number, is
+        None where attention is full. A layer without keys gives (None, None, None). A cache that is made of these,
+        type(cache)(map(gather, zip(*caches))), has true lengths and the states too."""
+        for number, layer in enumerate(self.layers):
             if isinstance(layer, OffloadedLayer):
-                yield *layer.read(), None
+                keys, values = layer.read()
             elif hasattr(layer, "keys"):
-                yield layer.keys, layer.values, getattr(layer, "_sliding_window_tensor", None)
+                keys, values = layer.keys, layer.values
             else:
-                kind = type(layer).__name__
-                raise TypeError(f"OffloadedCache: layer {index} is a {kind}, which has no keys and values")
+                keys = values = None
+            note(number, layer, keys)
+            yield keys, values, getattr(layer, "_sliding_window_tensor", None)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.layers)} layers, {self.get_seq_length() if self.layers else 0} tokens)"
@@ -303,44 +440,69 @@ def _capsule(store: "stores.Store | None") -> object:
     return (stores.default_store() if store is None else store)._capsule()
 
 
-def _layer_kinds(config: PreTrainedConfig | None, data: list | None) -> list | None:
-    """For each layer None if it is offloaded, else a callable that makes it; None if the layers are not known yet."""
-    if config is not None:
-        types, arguments = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
-        return [
-            None if kind == "full_attention" else functools.partial(DYNAMIC_LAYER_TYPE_MAPPING[kind], **kwargs)
-            for kind, kwargs in zip(types, arguments)
-        ]
-    if data is None:
-        return None
-    windows = [layer[2] if len(layer) == 3 else None for layer in data]
-    return [
-        None if window is None else functools.partial(DynamicSlidingWindowLayer, sliding_window=int(window))
-        for window in windows
-    ]
+def _integer(value: object, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is a {type(value).__name__} ({value!r}), expected an int") from None
 
 
-def _batch_method(layer: object, name: str):
-    if not hasattr(layer, name):
-        raise NotImplementedError(f"OffloadedCache.{name}: transformers' {type(layer).__name__} has no {name}")
-    return getattr(layer, name)
+def _shallow(value: object) -> object:
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _bytes_of(layer: object) -> int:
+    """Memory that a layer's tensors take on the device."""
+    cls = device_class(layer)
+    if hasattr(cls, "held_bytes"):
+        return cls.held_bytes(layer)
+    return sum(t.untyped_storage().nbytes() for t in vars(layer).values() if isinstance(t, torch.Tensor))
+
+
+def _device_state(layer: object) -> dict[str, object]:
+    """The attributes of a layer but those that tie it to its cache."""
+    return {k: v for k, v in vars(layer).items() if k not in ("_ferry", "_index")}
+
+
+def _cloned(value: object, memo: dict) -> object:
+    if isinstance(value, torch.Tensor):  # a clone, since deepcopy refuses tensors that gradients flow through
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _cloned(item, memo) for key, item in value.items()}
+    return copy.deepcopy(value, memo)
 
 
 def _fork_layer(layer: object, ferry: Ferry, memo: dict) -> object:
-    if not isinstance(layer, OffloadedLayer):
+    if kind_of_layer(layer).cls is not type(layer):  # transformers' own or a model's: it knows better
         return copy.deepcopy(layer, memo)
-    fork = OffloadedLayer(ferry, layer._index)
-    fork.device = layer.device
+    fork = type(layer).__new__(type(layer))
+    vars(fork).update(_cloned(_device_state(layer), memo))
+    if isinstance(layer, OffloadedLayer):
+        fork._ferry, fork._index = ferry, layer._index
     return fork
+
+
+def _packed(layer: object) -> object:
+    """A layer as it is pickled: an offloaded one by its contents."""
+    if not isinstance(layer, OffloadedLayer):
+        return layer
+    return type(layer), layer._index, _device_state(layer), layer.read()
 
 
 def _unpickle(cls: type, state: dict, layers: list) -> OffloadedCache:
     cache = cls.__new__(cls)
-    cache.__dict__.update(state, _store=None, layers=[], _updated=_NO_MASK)
+    cache.__dict__.update(state, _store=None, layers=[])
+    cache._begin()
     cache._ferry = Ferry(_torch.Cache(functools.partial(_capsule, None), **state["_options"]))
-    for entry in layers:
-        cache.layers.append(cache._new_layer() if isinstance(entry, tuple) else entry)
-    for index, entry in enumerate(layers):
-        if isinstance(entry, tuple) and entry[1] is not None:
-            cache.update(entry[1], entry[2], index)
+    for packed in layers:
+        layer = packed
+        if isinstance(packed, tuple):
+            kind, index, attributes, _ = packed
+            layer = kind.__new__(kind)
+            vars(layer).update(attributes, _ferry=cache._ferry, _index=index)
+        cache.layers.append(layer)
+    for number, packed in enumerate(layers):
+        if isinstance(packed, tuple) and packed[3][0] is not None:
+            cache.update(*packed[3], number)
+    cache._set_aside(cache._held_beside())
     return cache

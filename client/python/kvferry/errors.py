@@ -70,6 +70,10 @@ class MismatchError(Error, ValueError):
     default_hint = "Correct what the message names; nothing was changed."
 
 
+class LayerIndexError(MismatchError, IndexError):
+    """A layer that the cache does not have."""
+
+
 class FullError(Error, MemoryError):
     """There is no room for more blocks, and what is stored is in use."""
 

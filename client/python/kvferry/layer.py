@@ -24,12 +24,20 @@ class Ferry:
         self._beside = WeakTensorKeyDictionary()
         self._beside_lock = threading.Lock()
         self._changes = 0
+        # Keys and values of layers of which one was assigned and does not fit the other yet.
+        self.assigned: dict[int, list[torch.Tensor]] = {}
 
     def check(self) -> None:
         """Raises what broke off a forward pass, as long as the layers are out of step."""
         if self.torn is not None:
             error = errors.from_status(self.torn.code, f"the cache is incomplete since: {self.torn}")
             raise _with_hint(error, _TORN_HINT)
+        for keys, values in self.assigned.values():
+            raise errors.MismatchError(
+                f"keys {list(keys.shape)} on {keys.device} and values {list(values.shape)} on {values.device} were"
+                " assigned to a layer, expected the same batch, tokens and device",
+                hint="Assign the other of the two as well, or call cache.reset().",
+            )
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends to layer `index` and returns all of its keys and values, [batch, heads, tokens, dim]."""
@@ -51,6 +59,8 @@ class Ferry:
     def read_side(self, index: int, side: int) -> torch.Tensor | None:
         """As read, of which 0 is the keys and 1 the values. The other of the two is kept for who asks for it next, as
         long as this one lives and the cache does not change."""
+        if index in self.assigned:
+            return self.assigned[index][side]
         self.check()
         with self._beside_lock:
             changes = self._changes
@@ -63,6 +73,28 @@ class Ferry:
             if both[side] is not None and changes == self._changes:
                 self._beside[both[side]] = (index, 1 - side, both[1 - side])
         return both[side]
+
+    def assign(self, index: int, side: int, tensor: torch.Tensor) -> None:
+        """Makes `tensor` the keys (side 0) or values (1) of the layer. What is the same bit for bit changes nothing;
+        else the layer stays on the device from now on."""
+        batch = self.core.batch or tensor.shape[0]
+        if tensor.dim() != 4 or tensor.shape[0] != batch or tensor.numel() == 0:
+            raise errors.MismatchError(
+                f"{('keys', 'values')[side]} has shape {list(tensor.shape)}, expected [{batch}, heads, tokens, dim], at"
+                " least 1 of each; cache.reset() empties all layers"
+            )
+        both = list(self.assigned.get(index) or self.core.read(index))
+        if both[0] is None:
+            both = [tensor[:, :, :0]] * 2  # as if both had been there without tokens
+        elif index not in self.assigned and _same_bits(both[side], tensor):
+            return
+        self._changed()
+        both[side] = tensor
+        if all(a == b for a, b in zip(both[0].shape[:3:2], both[1].shape[:3:2])) and both[0].device == both[1].device:
+            self.core.assign(*both, index)
+            self.assigned.pop(index, None)
+        else:
+            self.assigned[index] = both
 
     def _changed(self) -> None:
         with self._beside_lock:
@@ -95,6 +127,8 @@ class Ferry:
         """Empties every layer."""
         self._changed()
         self.core.reset()
+        self.core.make_room(0, 0)
+        self.assigned.clear()
         self.torn = None
 
 
@@ -103,37 +137,36 @@ def _with_hint(error: errors.Error, hint: str) -> errors.Error:
     return error
 
 
-class _AssignmentError(errors.Error, AttributeError):
-    """Somebody assigned the keys or values of a layer."""
-
-    default_code = "UNIMPLEMENTED"
-    default_hint = (
-        "To replace what is held make a new cache of the tensors, OffloadedCache([(keys, values), ...]), or call"
-        " cache.reset() and then cache.update(keys, values, layer) for each layer. Nothing was changed."
-    )
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.requires_grad or other.requires_grad:
+        return False
+    if one.dtype != other.dtype or one.device != other.device or one.shape != other.shape:
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 class OffloadedLayer(CacheLayerMixin):
     """A full-attention layer whose blocks lie in a store; made by OffloadedCache alone.
 
     It has no tensors of its own: `keys` and `values` build fresh ones, [batch, heads, tokens, dim], which are the
-    caller's; they cannot be assigned, since what was put is immutable. The layers of a cache are reordered, cropped and
-    emptied together, so those methods are the cache's.
+    caller's. Assigned, they replace what is held, and the layer stays on the device from then on, since what was put is
+    immutable. The layers of a cache are reordered, cropped and emptied together, so those methods are the cache's.
     """
 
     is_sliding = False
     is_compileable = False
     is_croppable = True
     supports_early_init = False
+    device_class: type | None = None  # whose methods do what is to be done on the device; None: nothing is
 
-    def __init__(self, ferry: Ferry, index: int):
+    def __init__(self, ferry: Ferry, index: int, **kwargs):
         # Not super().__init__(): it assigns keys and values.
         self._ferry = ferry
         self._index = index  # among the offloaded layers
         self.device: torch.device | None = None  # of the first update
 
     def __repr__(self) -> str:
-        return f"OffloadedLayer({self.get_seq_length()} tokens)"
+        return f"{type(self).__name__}({self.get_seq_length()} tokens)"
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.device = key_states.device
@@ -146,9 +179,10 @@ class OffloadedLayer(CacheLayerMixin):
         What is returned is for this layer's attention: once nobody holds it, a later layer's may take its memory.
         Raises kvferry.Error; see OffloadedCache.
         """
+        both = self._ferry.update(key_states, value_states, self._index)
         if self.device is None:
             self.lazy_initialization(key_states, value_states)
-        return self._ferry.update(key_states, value_states, self._index)
+        return both
 
     def read(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Fresh tensors with all the layer holds, which the caller owns; (None, None) before the first update."""
@@ -160,7 +194,7 @@ class OffloadedLayer(CacheLayerMixin):
 
     @keys.setter
     def keys(self, tensor: torch.Tensor | None) -> None:
-        raise self._assigned("keys")
+        self._assign(0, tensor, "keys")
 
     @property
     def values(self) -> torch.Tensor | None:
@@ -168,7 +202,17 @@ class OffloadedLayer(CacheLayerMixin):
 
     @values.setter
     def values(self, tensor: torch.Tensor | None) -> None:
-        raise self._assigned("values")
+        self._assign(1, tensor, "values")
+
+    def _assign(self, side: int, tensor: torch.Tensor | None, name: str) -> None:
+        if tensor is None and self.get_seq_length() == 0:
+            return
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"OffloadedLayer.{name} is a {type(tensor).__name__}, expected a tensor [batch, heads, tokens, dim];"
+                " cache.reset() empties all layers"
+            )
+        self._ferry.assign(self._index, side, tensor)
 
     @property
     def is_initialized(self) -> bool:
@@ -206,11 +250,8 @@ class OffloadedLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         raise self._whole_cache("batch_select_indices")
 
-    def _assigned(self, name: str) -> _AssignmentError:
-        return _AssignmentError(f"OffloadedLayer.{name} of layer {self._index} was assigned, but it can only be read")
-
-    @staticmethod
-    def _whole_cache(method: str) -> NotImplementedError:
+    def _whole_cache(self, method: str) -> NotImplementedError:
         return NotImplementedError(
-            f"OffloadedLayer.{method}: the layers of an OffloadedCache change together; call {method} of the cache"
+            f"{type(self).__name__}.{method}: the layers of an OffloadedCache change together; call {method} of the"
+            " cache"
         )

@@ -2,6 +2,8 @@
 
 import re
 
+from .errors import MismatchError
+
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS[_letter + "ib"] = _UNITS[_letter] = 1024**_power
@@ -23,6 +25,18 @@ def parse_size(size: int | str, name: str = "size") -> int:
     if size < 0:
         raise ValueError(f"{name} is {size}, expected 0 bytes or more")
     return size
+
+
+def parse_integer(value: int | None, name: str, optional: bool = False) -> int | None:
+    """An int that a C int can hold; None too if `optional`. `name` is what an error calls it."""
+    if value is None and optional:
+        return None
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is a {type(value).__name__} ({value!r}), expected an int{' or None' * optional}")
+    value = value.__index__()
+    if not -(2**31) <= value < 2**31:
+        raise MismatchError(f"{name} is {value}, expected {-(2**31)} to {2**31 - 1}")
+    return value
 
 
 def format_size(size: float) -> str:

@@ -13,7 +13,7 @@ class CacheStats:
     `block_tokens` tokens.
     """
 
-    device_bytes: int  #: held on the device now: buffers, tails, and received blocks that were not used yet
+    device_bytes: int  #: held on the device now: buffers, tails, received blocks, windows and states
     device_bytes_peak: int  #: the most there ever was of them
     stored_bytes: int  #: blocks of this cache that lie in the store
     blocks_put: int  #: blocks the store has acknowledged
@@ -21,7 +21,7 @@ class CacheStats:
     blocks_got: int  #: blocks read back
     bytes_got: int
     refused: int  #: chunks the store had no room for
-    grad_layers: int  #: layers that stay on the device because gradients flow through them
+    plain_layers: int  #: layers that stay on the device: gradients flow through them, or they were assigned
     relearned: int  #: times the shapes of later layers differed from those expected
     layers_on_device: int  #: layers with full blocks on the device: resident, in the ring or on their way
     resident_layers: int  #: layers that are kept on the device now
@@ -40,7 +40,7 @@ class CacheStats:
             ("seconds waited", f"{self.seconds_waited:.3f}"),
             ("seconds copying", f"{self.seconds_copying:.3f}"),
         ]  # fmt: skip
-        for name in ("refused", "grad_layers", "relearned"):
+        for name in ("refused", "plain_layers", "relearned"):
             if getattr(self, name):
                 rows.append((name.replace("_", " "), f"{getattr(self, name):,}"))
         width = max(len(name) for name, _ in rows)
