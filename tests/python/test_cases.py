@@ -103,18 +103,73 @@ def test_B11_a_layer_alone_is_refused_by_name(store):
             call()
 
 
-@pytest.mark.parametrize("name", ["keys", "values"])
-def test_assigned_keys_are_refused_and_change_nothing(store, name):
-    """What was put is immutable. The error is what Python raises for what can only be read, and says what to do."""
+def test_what_is_assigned_is_held(store):
+    """As in transformers' layers: the layer goes on with what it was given, and follows every later operation."""
+    cache, oracle = fill(new(store), 7, batch=2), fill(DynamicCache(), 7, batch=2)
+    k, v = kv(7, batch=2, seed=33)
+    for held in (cache, oracle):
+        held.layers[1].keys, held.layers[1].values = k, v
+        held.layers[2].values = held.layers[2].values * 2
+    assert cache.stats().plain_layers == 2
+
+    def check():
+        for (ours_k, ours_v, _), theirs in zip(cache, oracle.layers, strict=True):
+            assert torch.equal(ours_k, theirs.keys) and torch.equal(ours_v, theirs.values)
+
+    check()
+    for held in (cache, oracle):
+        held.crop(-2)
+        held.reorder_cache(torch.tensor([1, 1]))
+        for layer in range(3):
+            held.update(*kv(5, batch=2, seed=50 + layer), layer)
+    check()
+    forks = copy.deepcopy(cache), copy.deepcopy(oracle)
+    for held in forks:
+        held.batch_select_indices(torch.tensor([0]))
+    check()
+    cache, oracle = forks
+    check()
+
+
+def test_all_layers_assigned_anew(store):
+    """Layer by layer another length and dtype, as who moves or converts a whole cache does."""
+    cache, oracle = fill(new(store), 7, batch=2), fill(DynamicCache(), 7, batch=2)
+    for held in (cache, oracle):
+        for layer in held.layers:
+            layer.keys = layer.keys[:, :, :4].double()
+            layer.values = layer.values[:, :, :4].double()
+        for layer in range(3):
+            held.update(*(t.double() for t in kv(2, batch=2, seed=layer)), layer)
+    for (k, v, _), theirs in zip(cache, oracle.layers, strict=True):
+        assert k.dtype == torch.float64 and torch.equal(k, theirs.keys) and torch.equal(v, theirs.values)
+    cache.reset()
+    fill(cache, 3)
+    assert cache.stats().plain_layers == 0 and cache.layers[0].keys.dtype == torch.float32
+
+
+def test_assigning_what_is_held_changes_nothing(store):
+    """As PEFT does with layer.keys.to(device): the layer stays offloaded, and no block is lost."""
+    cache = fill(new(store, resident_layers=0), 5)
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys.to("cpu"), layer.values.clone()
+    assert cache.stats().plain_layers == 0
+
+
+def test_half_an_assignment_is_not_used(store):
+    """Keys of one length and values of another are no layer; who goes on is told so, and the other half mends it."""
     cache = fill(new(store), 5)
-    held = [(k.clone(), v.clone()) for k, v, _ in cache]
-    for tensor in (getattr(cache.layers[1], name), None):
-        with pytest.raises(AttributeError, match=f"{name} of layer 1") as caught:
-            setattr(cache.layers[1], name, tensor)
-        assert isinstance(caught.value, kvferry.Error) and caught.value.code == "UNIMPLEMENTED"
-        assert "OffloadedCache([(keys, values), ...])" in caught.value.hint
-    for (k, v, _), (old_k, old_v) in zip(cache, held, strict=True):
-        assert torch.equal(k, old_k) and torch.equal(v, old_v)
+    cache.layers[1].keys = cache.layers[1].keys[:, :, :3]
+    for use in (lambda: cache.update(*kv(1), 0), lambda: cache.crop(-1), lambda: list(cache), cache.layers[0].read):
+        with pytest.raises(kvferry.MismatchError, match=r"keys \[1, 2, 3, 4\].*values \[1, 2, 5, 4\]"):
+            use()
+    assert cache.layers[1].values.shape[2] == 5
+    cache.layers[1].values = cache.layers[1].values[:, :, :3]
+    cache.layers[1].keys = cache.layers[1].keys
+    for wrong, error in ((None, TypeError), (torch.zeros(3, 2), kvferry.MismatchError)):
+        with pytest.raises(error):
+            cache.layers[0].keys = wrong
+    with pytest.raises(kvferry.MismatchError, match="layer 1|interrupted"):
+        cache.update(*kv(1), 0)  # now this layer is out of step with the others
 
 
 @pytest.mark.parametrize("first, second", [("keys", "values"), ("values", "keys")])
@@ -278,7 +333,7 @@ def test_gradients_reach_a_prefix(store):
     total.backward()
     for k, v in prefix:
         assert torch.equal(k.grad, torch.ones_like(k)) and torch.equal(v.grad, torch.ones_like(v))
-    assert cache.stats().grad_layers == 2 and cache.stats().blocks_put == 0
+    assert cache.stats().plain_layers == 2 and cache.stats().blocks_put == 0
 
 
 def test_a_second_update_in_one_pass_is_refused(store):

@@ -1,0 +1,261 @@
+"""Layers that stay on the device: windows, states, indexers; where transformers' own are wrong, ours are not."""
+
+import copy
+
+import pytest
+import torch
+from models import prompt
+from test_operations import config_of
+from transformers import DynamicCache, MistralConfig, MistralForCausalLM
+
+import kvferry
+from kvferry import OffloadedCache
+from kvferry.device_layers import StateLayer, WindowLayer
+
+
+def new(store, *kinds, window=4, **options):
+    return OffloadedCache(config=config_of(list(kinds), window), store=store,
+                          **(dict(block_tokens=2, resident_layers=0) | options))  # fmt: skip
+
+
+def kv(tokens, batch=1, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(batch, 2, tokens, 4, generator=generator) for _ in range(2))
+
+
+def contents(cache):
+    """Keys, values and states of every layer, bit for bit."""
+    tensors = [tensor for k, v, _ in cache for tensor in (k, v)]
+    for layer in cache.layers:
+        tensors += [t for name in ("conv_states", "recurrent_states") for t in getattr(layer, name, {}).values()]
+    return [None if t is None else (t.shape, t.contiguous().numpy().tobytes()) for t in tensors]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 9])
+def test_a_window_of_any_size_gives_what_no_cache_gives(store, window):
+    """With a window of one transformers' layer keeps everything, and the logits are wrong."""
+    torch.manual_seed(3)
+    model = MistralForCausalLM(
+        MistralConfig(vocab_size=96, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+                      num_key_value_heads=2, sliding_window=window, initializer_range=0.2)
+    ).eval()  # fmt: skip
+    cache, ids = OffloadedCache(config=model.config, store=store), prompt(12)
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        parts = [model(ids[:, a:b], cache=cache).logits for a, b in ((0, 5), (5, 6), (6, 9), (9, 10), (10, 12))]
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-4, atol=1e-4)
+    assert cache.get_seq_length() == 12
+
+
+def test_a_window_does_not_keep_the_prompt_alive(store):
+    cache = new(store, "sliding_attention", window=8)
+    cache.update(*kv(5000), 0)
+    layer = cache.layers[0]
+    assert layer.keys.untyped_storage().nbytes() == 7 * 2 * 4 * 4
+    for step in range(50):
+        cache.update(*kv(1 + step % 3, seed=step), 0)
+        assert layer.keys.untyped_storage().nbytes() <= 10 * 2 * 4 * 4
+
+
+def test_what_the_caller_does_to_his_tensors_does_not_matter(store):
+    cache = new(store, "sliding_attention", "full_attention")
+    k, v = kv(3)
+    expected = k.clone()
+    for layer in range(2):
+        cache.update(k, v, layer)
+    k.zero_()
+    for layer in range(2):
+        assert torch.equal(cache.layers[layer].keys, expected)
+
+
+def state(cache, layer, batch, seed=0, tokens=3):
+    generator = torch.Generator().manual_seed(seed)
+    cache.update_conv_state(torch.randn(batch, 5, tokens, generator=generator), layer, conv_kernel_size=3)
+    cache.update_recurrent_state(torch.randn(batch, 2, 4, 4, generator=generator), layer)
+
+
+def states(cache, layer):
+    return cache.layers[layer].conv_states[0], cache.layers[layer].recurrent_states[0]
+
+
+def test_states_follow_their_rows(store):
+    """transformers' have neither of the two operations."""
+    cache = new(store, "linear_attention", "full_attention")
+    state(cache, 0, 3)
+    cache.update(*kv(3, batch=3), 1)
+    held = [tensor.clone() for tensor in states(cache, 0)]
+    cache.batch_select_indices(torch.tensor([2, 0]))
+    cache.batch_repeat_interleave(2)
+    for tensor, before in zip(states(cache, 0), held):
+        assert torch.equal(tensor, before[[2, 2, 0, 0]])
+    assert torch.equal(cache.layers[1].keys, kv(3, batch=3)[0][[2, 2, 0, 0]])
+
+
+def test_B13_another_batch_after_reset(store):
+    """transformers' states stay at the old batch, and a new state of one row is broadcast over it."""
+    cache = new(store, "linear_attention", "hybrid", "sliding_attention", "full_attention")
+    for batch in (3, 1, 2):
+        for layer in range(4):
+            if layer < 2:
+                state(cache, layer, batch, seed=batch)
+            if layer > 0:
+                cache.update(*kv(3, batch=batch), layer)
+        assert states(cache, 0)[1].shape[0] == batch and cache.layers[2].keys.shape[0] == batch
+        cache.reset()
+        assert not cache.has_previous_state(0)
+
+
+def test_a_state_of_another_shape_is_refused(store):
+    cache = new(store, "linear_attention")
+    state(cache, 0, 2)
+    held = [tensor.clone() for tensor in states(cache, 0)]
+    with pytest.raises(kvferry.MismatchError, match=r"recurrent_states of layer 0 has shape \[1, 2, 4, 4\].*\[2, 2, 4"):
+        cache.update_recurrent_state(torch.zeros(1, 2, 4, 4), 0)
+    with pytest.raises(kvferry.MismatchError, match=r"conv_states of layer 0 has shape \[1, 5, 3\].*\[2, 5, new\]"):
+        cache.update_conv_state(torch.zeros(1, 5, 3), 0)
+    assert all(torch.equal(a, b) for a, b in zip(states(cache, 0), held))
+
+
+@pytest.mark.parametrize("kind", ["sliding_attention", "linear_attention", "hybrid", "hybrid_sliding", "conv"])
+def test_a_crop_that_cannot_be_is_refused_before_anything_changes(store, kind):
+    """transformers' layers before the one that refuses have been cropped by then, and a recurrent state stays."""
+    cache = new(store, "full_attention", "sliding_attention", kind, "full_attention", window=40)
+    if "sliding" in kind:
+        cache.layers[2] = type(cache.layers[2])(sliding_window=3, number=2)
+    for layer in range(4):
+        if layer == 2 and kind not in ("sliding_attention", "conv"):
+            state(cache, 2, 1, tokens=9)
+        if layer == 2 and kind == "conv":
+            cache.update_conv_state(torch.ones(1, 5, 9), 2, conv_kernel_size=3)
+        if layer != 2 or "sliding" in kind or kind == "hybrid":
+            cache.update(*kv(9, seed=layer), layer)
+    before = contents(cache)
+    with pytest.raises(kvferry.MismatchError, match="layer 2"):
+        cache.crop(-2)
+    assert contents(cache) == before and cache.get_seq_length() == 9
+    cache.crop(0)
+    cache.crop(-9)
+    assert cache.get_seq_length() == 0
+    cache.update(*kv(2, seed=7), 0)
+    assert torch.equal(cache.layers[0].keys, kv(2, seed=7)[0])
+
+
+def test_crop_before_the_first_update(store):
+    """transformers' window raises AttributeError here."""
+    cache = new(store, "sliding_attention", "full_attention")
+    cache.crop(0)
+    cache.crop(-3)
+    assert cache.get_seq_length() == 0
+
+
+def bad_tensors():
+    good = torch.zeros(2, 2, 1, 4)
+    return [
+        ("rank", torch.zeros(2, 1, 4), torch.zeros(2, 1, 4), r"key_states has shape \[2, 1, 4\].*4 dimensions"),
+        ("no tokens", good[:, :, :0], good[:, :, :0], r"shape \[2, 2, 0, 4\].*at least 1"),
+        ("dtype", good.half(), good.half(), "dtype Half, expected Float"),
+        ("device", good.to("meta"), good.to("meta"), "device meta, expected cpu"),
+        ("two devices", good, good.to("meta"), "value_states is on meta"),
+        ("batch", good[:1], good[:1], "batch 1, expected 2"),
+        ("heads", good[:, :1], good[:, :1], "heads 1, expected 2"),
+        ("dim", good[..., :3], good, "dim 3, expected 4"),
+        ("tokens", good, good.repeat(1, 1, 2, 1), "same tokens"),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention", "hybrid", "hybrid_sliding"])
+@pytest.mark.parametrize("bad", bad_tensors(), ids=lambda bad: bad[0])
+def test_bad_tensors_are_named_and_change_nothing(store, kind, bad):
+    """Alike for every kind of layer, by the number that the model gives it; and the cache goes on."""
+    cache = new(store, "sliding_attention", "full_attention", kind)
+    for layer in range(3):
+        cache.update(*kv(5, batch=2, seed=layer), layer)
+    before = contents(cache)
+    _, k, v, message = bad
+    with pytest.raises(kvferry.MismatchError, match=message) as caught:
+        cache.update(k, v, 2)
+    if "as in the layer's first update" in str(caught.value):
+        assert "layer 2" in str(caught.value)
+    assert contents(cache) == before
+    for layer in range(3):
+        cache.update(*kv(1, batch=2, seed=9), layer)
+
+
+def test_bad_layer_numbers(store):
+    cache = new(store, "sliding_attention", "full_attention")
+    for number, error in ((2, IndexError), (-1, IndexError), (2**64, IndexError), (1.5, TypeError), ("0", TypeError)):
+        with pytest.raises(error, match=r"layer_idx is .*expected"):
+            cache.update(*kv(1), number)
+    with pytest.raises(TypeError, match="list, expected a torch.Tensor"):
+        cache.update([1.0], *kv(1)[1:], 1)
+    with pytest.raises(TypeError, match=r"tokens_to_remove is a float \(1.5\), expected an int"):
+        cache.crop(1.5)
+    with pytest.raises(ValueError, match="repeats is 0, expected 1 or more"):
+        cache.batch_repeat_interleave(0)
+
+
+def test_nan_and_infinity_are_carried_as_they_are(store):
+    odd = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0]).expand(1, 2, 5, 4)
+    cache = new(store, "sliding_attention", "full_attention", window=40)
+    for layer in range(2):
+        cache.update(odd, odd, layer)
+        k, v = cache.update(odd[:, :, :1], odd[:, :, :1], layer)
+        assert torch.equal(
+            k.contiguous().view(torch.int32), odd[:, :, :1].expand(1, 2, 6, 4).contiguous().view(torch.int32)
+        )
+
+
+def test_layers_of_unlike_dtypes(store):
+    """Blocks of a namespace may have one dtype a layer, and one for keys and another for values."""
+    cache, oracle = new(store, *["full_attention"] * 4), DynamicCache()
+    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float32]
+    for tokens in (5, 1, 2):
+        for layer, dtype in enumerate(dtypes):
+            k, v = kv(tokens, seed=10 * tokens + layer)
+            k, v = k.to(dtype), v.to(torch.float64 if layer == 3 else dtype)
+            for ours, theirs in zip(cache.update(k, v, layer), oracle.update(k, v, layer)):
+                assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    assert cache.stats().blocks_got > 0
+
+
+def test_copies_where_gradients_flow(store):
+    """deepcopy refuses such tensors; ours are copied, and the gradient reaches the origin."""
+    cache = new(store, "sliding_attention", "full_attention")
+    k, v = (tensor.requires_grad_() for tensor in kv(3))
+    for layer in range(2):
+        cache.update(k, v, layer)
+    fork = copy.deepcopy(cache)
+    sum(t.sum() for layer in range(2) for t in fork.update(*kv(1), layer)).backward()
+    assert torch.equal(k.grad, torch.full_like(k, 2.0)) and torch.equal(v.grad, torch.full_like(v, 2.0))
+
+
+def test_from_another_cache(store):
+    """Ours or transformers', with the true length of a window and the states."""
+    config = config_of(["sliding_attention", "full_attention", "hybrid"], 3)
+    origin = DynamicCache(config=config)
+    for layer in range(3):
+        origin.update(*kv(9, seed=layer), layer)
+    state(origin, 2, 1)
+    for source in (origin, OffloadedCache(origin, store=store)):
+        cache = OffloadedCache(source, store=store, block_tokens=2)
+        assert [cache.get_seq_length(layer) for layer in range(3)] == [9, 9, 9]
+        assert cache.get_mask_sizes(1, 0) == origin.get_mask_sizes(1, 0)
+        for layer in range(3):
+            assert torch.equal(cache.layers[layer].keys, origin.layers[layer].keys)
+        assert all(torch.equal(a, b) for a, b in zip(states(cache, 2), states(origin, 2)))
+        assert isinstance(cache.layers[0], WindowLayer) and isinstance(cache.layers[2], StateLayer)
+
+
+def test_bad_data_to_begin_with(store):
+    k, v = kv(2)
+    for data, error, message in [
+        ([k], kvferry.MismatchError, "layer 0 has 1 parts"),
+        ([5], TypeError, "layer 0 is a int"),
+        ([(k, v), (k, None)], kvferry.MismatchError, "layer 1 has only one of keys and values"),
+        ([(k, v, torch.tensor([3, 4]))], kvferry.MismatchError, r"layer 0 has windows \[3, 4\]"),
+        ([(k, v, torch.tensor(0))], kvferry.MismatchError, "sliding_window of layer 0 is 0"),
+    ]:
+        with pytest.raises(error, match=message):
+            OffloadedCache(data, store=store)
+    with pytest.raises(IndexError, match="ddp_cache_data has 3 layers, expected at most 1"):
+        OffloadedCache([(k, v)] * 3, config=config_of(["full_attention"], 4), store=store)
