@@ -100,6 +100,10 @@ absl::Status CacheImpl::Plan(int64_t columns, int64_t batch) {
   }
   resident_ = std::min(resident_, resident);
   planned_ = std::max(planned_, columns);
+  const bool ring_in_use = std::any_of(layers_.begin(), layers_.end(), [](const CacheLayerState& state) {
+    return !state.resident && !state.plain && !state.turns_plain;
+  });
+  if (!ring_in_use) ring_.Clear();  // the last layer that took turns became plain
   return absl::OkStatus();
 }
 

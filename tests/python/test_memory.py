@@ -1,6 +1,9 @@
 """What stays in the model's process and what in the store: bounded, whatever goes on for however long."""
 
+import copy
 import ctypes
+import os
+import random
 import re
 import subprocess
 import sys
@@ -10,6 +13,7 @@ import pytest
 import torch
 from daemon import Kvferryd, store_with
 from models import LAYERS, prompt, tiny
+from test_operations import config_of
 from transformers import DynamicCache, LlamaConfig
 
 import kvferry
@@ -134,3 +138,87 @@ def test_a_batch_that_grows_makes_layers_leave(store):
     stats = cache.stats()
     assert stats.device_bytes_peak <= bound
     assert stats.resident_layers < LAYERS and stats.blocks_put > 0 and stats.blocks_got > 0
+
+
+def _tensors_beside(cache) -> int:
+    """Bytes of the windows and states of a cache, found without its help."""
+    storages = {}
+    for layer in cache.layers:
+        for value in vars(layer).values():
+            for tensor in value.values() if isinstance(value, dict) else [value]:
+                if isinstance(tensor, torch.Tensor) and tensor.dim() > 0:
+                    storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def _random_run(store, seed: int) -> tuple[int, int]:
+    """A random model, bound and course of things; the cache's own figures and what can be seen from outside stay within
+    the bound after each step. Returns how many steps went well and how many were refused."""
+    chance = random.Random(seed)
+    kinds = [chance.choice(["full_attention"] * 4 + ["sliding_attention", "hybrid", "conv"]) for _ in range(4)]
+    kinds[chance.randrange(4)] = "full_attention"
+    batch, heads, dim = chance.randint(1, 3), chance.randint(1, 3), chance.choice([4, 9])
+    settings = dict(block_tokens=chance.choice([2, 4, 16]), prefetch_depth=chance.choice([None, 0, 1, 3]))
+    bound = int(chance.choice([3e4, 1e5, 3e5]) * chance.uniform(0.5, 2))
+    cache = OffloadedCache(
+        config=config_of(kinds, chance.choice([2, 9, 40])), store=store, device_memory=bound, **settings
+    )
+    caches, done, refused = [cache], 0, 0
+    for _ in range(12):
+        cache = chance.choice(caches)
+        try:
+            kind = chance.choices(
+                ["forward", "grad", "crop", "rows", "fork", "assign", "reset"], [9, 0.5, 2, 2, 1, 0.5, 1]
+            )[0]
+            if kind in ("forward", "grad"):
+                rows = cache._ferry.core.batch or batch
+                new = chance.choice([1, 1, 2, 7, 60])
+                for layer, layer_kind in enumerate(kinds):
+                    if layer_kind in ("hybrid", "conv"):
+                        cache.update_conv_state(torch.zeros(rows, heads, new), layer, conv_kernel_size=3)
+                    if layer_kind == "hybrid":
+                        cache.update_recurrent_state(torch.zeros(rows, heads, dim, dim), layer)
+                    if layer_kind != "conv":
+                        cache.update(*torch.zeros(2, rows, heads, new, dim, requires_grad=kind == "grad"), layer)
+            elif kind == "crop" and "hybrid" not in kinds:
+                cache.crop(-chance.choice([0, 1, 5, 1000]))
+            elif kind == "rows" and cache._ferry.core.batch:
+                if chance.random() < 0.5:
+                    cache.batch_repeat_interleave(2)
+                cache.batch_select_indices(torch.tensor([0] * chance.randint(1, 3)))
+            elif kind == "fork":
+                caches.append(copy.deepcopy(cache))
+            elif kind == "assign":
+                number = kinds.index("full_attention")
+                if (keys := cache.layers[number].keys) is not None:
+                    cache.layers[number].keys = keys + 1
+            elif kind == "reset":
+                cache.reset()
+            done += 1
+        except kvferry.FullError as error:
+            assert str(bound) in str(error), error
+            refused += 1
+            cache.reset()
+        except kvferry.MismatchError:  # a window that cannot go back, a layer that is out of step
+            cache.reset()
+        for held in caches:
+            stats = held.stats()
+            assert stats.device_bytes <= stats.device_bytes_peak <= bound, kind
+            assert _tensors_beside(held) <= held._aside <= stats.device_bytes, kind
+    return done, refused
+
+
+@pytest.mark.timeout(600)
+def test_device_bytes_never_pass_the_bound(store):
+    """A thousand random runs in all; of a failure the seed is printed, and KVFERRY_SEED=n repeats it."""
+    first = int(os.environ.get("KVFERRY_SEED", random.SystemRandom().randrange(10**9)))
+    print(f"seeds from {first}")
+    done = refused = 0
+    for seed in [first] if "KVFERRY_SEED" in os.environ else range(first, first + 500):
+        try:
+            more, less = _random_run(store, seed)
+        except BaseException as error:
+            raise AssertionError(f"KVFERRY_SEED={seed}") from error
+        done, refused = done + more, refused + less
+    print(f"{done} steps went well, {refused} were refused for want of device memory")
+    assert "KVFERRY_SEED" in os.environ or min(done, refused) > 100, "both ends must have been tried"

@@ -232,7 +232,8 @@ class OffloadedCache(DynamicCache):
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs
     ) -> torch.Tensor:
         """As transformers': appends columns to a state of layer `layer_idx`, returns all that were kept and the new."""
-        self._before_state(conv_states, layer_idx, "conv_states", state_idx)
+        kernel = kwargs.get("conv_kernel_size") or 0  # a shorter beginning is padded to it
+        self._before_state(conv_states, layer_idx, "conv_states", state_idx, max(1, -(-kernel // conv_states.shape[-1])))
         return super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
 
     def update_recurrent_state(
@@ -242,12 +243,15 @@ class OffloadedCache(DynamicCache):
         self._before_state(recurrent_states, layer_idx, "recurrent_states", state_idx)
         return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
 
-    def _before_state(self, tensor: torch.Tensor, layer_idx: int, name: str, state_idx: int) -> None:
+    def _before_state(self, tensor: torch.Tensor, layer_idx: int, name: str, state_idx: int, times: int = 1) -> None:
         layer = self.layers[self._checked_index(layer_idx)]
         self._ferry.check()
-        states = getattr(layer, name, {})
-        if states.get(state_idx) is None or layer.record_past:
-            self._set_aside(self._held_beside() + tensor.numel() * tensor.element_size(), self._planned)
+        held = getattr(layer, name, {}).get(state_idx)
+        new = times * tensor.numel() * tensor.element_size()
+        if held is None:  # not foreseen by the plan
+            self._set_aside(self._aside + new, self._planned)
+        elif layer.record_past:
+            self._set_aside(self._held_beside() + held.nbytes + new, self._planned)
 
     def _log_once(self, message: str, *arguments: object) -> None:
         if message not in self._logged:

@@ -139,8 +139,13 @@ class StateLayer(LinearAttentionLayer):
         return [t for states in (self.conv_states, self.recurrent_states) for t in states.values() if t is not None]
 
     def room(self, new: int, column_bytes: int) -> tuple[int, int]:
-        """As WindowLayer.room. States do not grow; while the past is recorded, columns do, which is not foreseen."""
-        return StateLayer.held_bytes(self), 0
+        """As WindowLayer.room. States do not grow, but for the columns of convolutions while the past is recorded."""
+        held = StateLayer.held_bytes(self)
+        if not self.record_past:
+            return held, 0
+        columns = [state for state in self.conv_states.values() if state is not None]
+        grown = [state.nbytes * (state.shape[-1] + new) // state.shape[-1] for state in columns]
+        return held + sum(grown) - sum(state.nbytes for state in columns), max(grown, default=0)
 
     def held_bytes(self) -> int:
         """Memory held now."""
