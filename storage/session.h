@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
@@ -13,7 +14,7 @@
 
 namespace kvferry {
 
-// One client: its live chunks, its leases, the namespaces it has open. Threads: none of its own; the store's mutex
+// One client: its live chunks, its leases, the namespaces it has open. A ticket is one that has leases alone. Threads: none of its own; the store's mutex
 // guards it.
 struct Session {
   struct Lease {
@@ -31,6 +32,7 @@ struct Session {
   absl::flat_hash_map<uint64_t, RecordPtr> live;  // by the counter of its live key
   absl::flat_hash_map<ChunkKey, Lease> leases;
   absl::flat_hash_set<NamespaceId> namespaces;
+  std::vector<ChunkKey> shared;  // of a ticket: its leases, in the order in which they were shared
   uint64_t next_counter = 1;
   bool suspended = false;
 };

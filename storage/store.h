@@ -54,6 +54,10 @@ struct Match {
   uint64_t bytes = 0;  // of their images
 };
 
+// What chunks are shared by: random, so that it cannot be guessed.
+using TicketId = uint64_t;
+inline constexpr absl::Duration kMaxTicketLife = absl::Hours(24);
+
 using GetDone = absl::AnyInvocable<void(absl::StatusOr<BlockView>)>;
 using FlushDone = absl::AnyInvocable<void(absl::Status)>;
 
@@ -115,6 +119,16 @@ class Store {
   // Longest run of sealed chunks from the front; each is leased to the session (counted, see Release) unless
   // `lease` is false: a probe holds nothing.
   virtual absl::StatusOr<Match> Lookup(SessionId session, absl::Span<const ChunkKey> keys, bool lease) = 0;
+
+  // Keeps sealed chunks, by any name that the session may use, for others: until `ttl` is over whoever of the tenant
+  // has the ticket may redeem it. Its leases are its own, so they outlive this session. NOT_FOUND or
+  // FAILED_PRECONDITION name the first chunk that is not there or not sealed; INVALID_ARGUMENT: no keys or more than
+  // kMaxChunksInCall, or a ttl that is not between zero and kMaxTicketLife.
+  virtual absl::StatusOr<TicketId> Share(SessionId session, absl::Span<const ChunkKey> keys, absl::Duration ttl) = 0;
+
+  // Leases the ticket's chunks to the session; returns the keys by which it reads and releases them, in the order of
+  // Share. May be done again. NOT_FOUND: the ticket is over, or another tenant's.
+  virtual absl::StatusOr<std::vector<ChunkKey>> Redeem(SessionId session, TicketId ticket) = 0;
 
   // Live keys: the chunk is freed, or goes on under its prefix key alone. Prefix keys: one lease is returned.
   // Keys that the session does not hold are ignored.

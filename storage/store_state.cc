@@ -24,6 +24,9 @@ void StoreState::Close() {
     std::vector<SessionId> ids;
     sessions.ForEach([&ids](const Session& session) { ids.push_back(session.id); });
     for (const SessionId id : ids) ended.push_back(RemoveSession(id));
+    ids.clear();
+    tickets.ForEach([&ids](const Session& ticket) { ids.push_back(ticket.id); });
+    for (const TicketId id : ids) Forget(ended.emplace_back(tickets.Remove(id)).get());
     index.ForEachPublished([&forgotten](const RecordPtr& record) { forgotten.push_back(record); });
     for (const RecordPtr& record : forgotten) Unpublish(record.get());
     answers = std::move(due);
@@ -173,6 +176,18 @@ void StoreState::EndSession(SessionId id) {
   Kick();
 }
 
+void StoreState::EndTicket(TicketId id) {
+  std::unique_ptr<Session> ticket;  // dies after the lock is gone
+  {
+    MutexLock lock(&mu);
+    ticket = tickets.Remove(id);
+    if (ticket == nullptr) return;
+    Forget(ticket.get());
+  }
+  ticket.reset();
+  Kick();
+}
+
 std::unique_ptr<Session> StoreState::RemoveSession(SessionId id) {
   std::unique_ptr<Session> session = sessions.Remove(id);
   if (session != nullptr) Forget(session.get());
@@ -184,7 +199,7 @@ void StoreState::Forget(Session* session) {
   for (const auto& [key, lease] : session->leases) index.Unlease(lease.record.get(), lease.count);
   for (const NamespaceId& ns : session->namespaces) Unuse(ns);
   arena->Uncharge(kSessionBytes + session->leases.size() * kLeaseBytes +
-                  session->namespaces.size() * kOpenNamespaceBytes);
+                  session->namespaces.size() * kOpenNamespaceBytes + session->shared.size() * sizeof(ChunkKey));
   if (sessions.CountOf(session->tenant) == 0) arena->SetActive(session->tenant, false);
   for (PendingReserve& request : queue.TakeAllOf(session->id)) {
     --waiting;

@@ -45,6 +45,7 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   // resumed before. Only from calls of the store.
   void SuspendSession(SessionId id) ABSL_LOCKS_EXCLUDED(mu);
   void EndSession(SessionId id) ABSL_LOCKS_EXCLUDED(mu);
+  void EndTicket(TicketId id) ABSL_LOCKS_EXCLUDED(mu);
 
   // The live name of a record is gone, or its prefix name: the namespace goes with the last name in it.
   void DropLive(Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -62,6 +63,7 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
 
   mutable Mutex mu;
   SessionTable sessions ABSL_GUARDED_BY(mu);
+  SessionTable tickets ABSL_GUARDED_BY(mu);
   NamespaceTable namespaces ABSL_GUARDED_BY(mu);
   Index index ABSL_GUARDED_BY(mu);
   ReserveQueue queue ABSL_GUARDED_BY(mu);

@@ -37,6 +37,8 @@ class TieredStore : public Store {
   absl::Status Publish(SessionId session, const ChunkKey& live, const PublishOptions& options) override;
   void Get(SessionId session, const BlockKey& key, GetDone done) override { std::move(done)(FindBlock(session, key)); }
   absl::StatusOr<Match> Lookup(SessionId session, absl::Span<const ChunkKey> keys, bool lease) override;
+  absl::StatusOr<TicketId> Share(SessionId session, absl::Span<const ChunkKey> keys, absl::Duration ttl) override;
+  absl::StatusOr<std::vector<ChunkKey>> Redeem(SessionId session, TicketId ticket) override;
   void Release(SessionId session, absl::Span<const ChunkKey> keys) override;
   void Prefetch(SessionId, absl::Span<const ChunkKey>) override {}
   absl::Status Erase(SessionId session, const ChunkKey& key) override;
@@ -52,6 +54,8 @@ class TieredStore : public Store {
   // By any name that the session may use: a live one of its own, one it leases (that very chunk, even if its name was
   // erased since), any published one of its tenant.
   RecordPtr FindAny(const Session& session, const ChunkKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
+  // One lease less, if the session has one on the key; the record may die with what is returned, outside the lock.
+  RecordPtr ReturnLease(Session* session, const ChunkKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
   bool LeaseTo(Session* session, const ChunkKey& key, const RecordPtr& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
 
@@ -160,8 +164,8 @@ absl::StatusOr<BlockView> TieredStore::FindBlock(SessionId id, const BlockKey& k
   if (session == nullptr) return UnknownSession(id);
   const RecordPtr record = FindAny(*session, key.chunk);
   if (record != nullptr && key.layer >= record->committed.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("get: layer is ", key.layer, ", chunk ", ToString(key.chunk),
-                                                   " has ", record->committed.size(), " layers"));
+    return absl::InvalidArgumentError(absl::StrCat("get: layer is ", key.layer, ", expected 0 to ",
+                                                   record->committed.size() - 1, " in chunk ", ToString(key.chunk)));
   }
   if (record == nullptr || !record->committed[key.layer]) {
     ++state_->counters.get_misses;
@@ -211,6 +215,82 @@ bool TieredStore::LeaseTo(Session* session, const ChunkKey& key, const RecordPtr
   return true;
 }
 
+absl::StatusOr<TicketId> TieredStore::Share(SessionId id, absl::Span<const ChunkKey> keys, absl::Duration ttl) {
+  if (keys.empty() || keys.size() > kMaxChunksInCall) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("share: number of keys is ", keys.size(), ", expected 1 to ", kMaxChunksInCall));
+  }
+  if (!(ttl > absl::ZeroDuration()) || ttl > kMaxTicketLife) {
+    return absl::InvalidArgumentError(absl::StrCat("share: ttl is ", absl::FormatDuration(ttl),
+                                                   ", expected more than 0 and at most ",
+                                                   absl::FormatDuration(kMaxTicketLife)));
+  }
+  TicketId ticket_id = NewSessionId();
+  const uint64_t name = NewSessionId() & ~kLiveBit;
+  {
+    MutexLock lock(&state_->mu);
+    const Session* session = state_->sessions.Find(id);
+    if (session == nullptr) return UnknownSession(id);
+    std::vector<RecordPtr> records;
+    records.reserve(keys.size());
+    for (const ChunkKey& key : keys) {
+      records.push_back(FindAny(*session, key));
+      if (records.back() == nullptr) return absl::NotFoundError(absl::StrCat("share: no chunk ", ToString(key)));
+      if (!records.back()->sealed) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("share: chunk ", ToString(key), " has ", records.back()->committed_count, " of ",
+                         records.back()->committed.size(), " layers committed, expected all"));
+      }
+    }
+    const uint64_t bytes = kSessionBytes + keys.size() * (kLeaseBytes + sizeof(ChunkKey));
+    if (!state_->arena->TryCharge(bytes)) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("share: no memory for a ticket of ", bytes, " bytes, budget ", state_->options.memory_bytes));
+    }
+    while (state_->tickets.Find(ticket_id) != nullptr) ticket_id = NewSessionId();
+    Session* ticket = state_->tickets.Open(ticket_id, session->tenant);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      ChunkKey key = keys[i];
+      key.id = {name, i + 1};
+      state_->index.Lease(records[i].get(), 1);
+      ticket->leases.emplace(key, Session::Lease{std::move(records[i]), 1});
+      ticket->shared.push_back(key);
+    }
+  }
+  state_->RunAt(state_->executor->Now() + ttl, [ticket_id](StoreState& state) { state.EndTicket(ticket_id); });
+  return ticket_id;
+}
+
+absl::StatusOr<std::vector<ChunkKey>> TieredStore::Redeem(SessionId id, TicketId ticket_id) {
+  MutexLock lock(&state_->mu);
+  Session* session = state_->sessions.Find(id);
+  if (session == nullptr) return UnknownSession(id);
+  const Session* ticket = state_->tickets.Find(ticket_id);
+  if (ticket == nullptr || ticket->tenant != session->tenant) {
+    return absl::NotFoundError("redeem: no such ticket; it is over, or was never given");
+  }
+  for (size_t i = 0; i < ticket->shared.size(); ++i) {
+    const ChunkKey& key = ticket->shared[i];
+    if (LeaseTo(session, key, ticket->leases.at(key).record)) continue;
+    for (size_t done = 0; done < i; ++done) ReturnLease(session, ticket->shared[done]);
+    return absl::ResourceExhaustedError(absl::StrCat("redeem: no memory for ", ticket->shared.size(),
+                                                     " leases, budget ", state_->options.memory_bytes));
+  }
+  return ticket->shared;
+}
+
+RecordPtr TieredStore::ReturnLease(Session* session, const ChunkKey& key) {
+  const auto held = session->leases.find(key);
+  if (held == session->leases.end()) return nullptr;
+  RecordPtr record = held->second.record;
+  state_->index.Unlease(record.get(), 1);
+  if (--held->second.count == 0) {
+    session->leases.erase(held);
+    state_->arena->Uncharge(kLeaseBytes);
+  }
+  return record;
+}
+
 void TieredStore::Release(SessionId id, absl::Span<const ChunkKey> keys) {
   absl::InlinedVector<RecordPtr, 8> released;  // die after the lock is gone
   {
@@ -224,12 +304,8 @@ void TieredStore::Release(SessionId id, absl::Span<const ChunkKey> keys) {
         released.push_back(*live);
         session->live.erase(key.id[1]);
         state_->DropLive(released.back().get());
-      } else if (const auto held = session->leases.find(key); held != session->leases.end()) {
-        state_->index.Unlease(held->second.record.get(), 1);
-        if (--held->second.count != 0) continue;
-        released.push_back(std::move(held->second.record));
-        session->leases.erase(held);
-        state_->arena->Uncharge(kLeaseBytes);
+      } else {
+        released.push_back(ReturnLease(session, key));
       }
     }
   }

@@ -243,7 +243,7 @@ TEST_F(CacheTest, GradientsKeepTheirLayerOnTheDevice) {
   full->first.sum().backward();
   EXPECT_TRUE(k.grad().defined());
   EXPECT_EQ(k.grad().size(2), 2);
-  EXPECT_EQ(cache->Stats().grad_layers, 1u);
+  EXPECT_EQ(cache->Stats().plain_layers, 1u);
 }
 
 TEST_F(CacheTest, InferenceModeNowAndGradientsLater) {
