@@ -203,6 +203,20 @@ class LocalTransport : public Transport {
     return LookupResult{match->chunks, match->bytes, epoch()};
   }
 
+  absl::StatusOr<uint64_t> Share(absl::Span<const ChunkKey> keys, absl::Duration ttl, absl::Time) override {
+    KVFERRY_RETURN_IF_ERROR(shared_->Check());
+    absl::StatusOr<TicketId> ticket = shared_->store().Share(shared_->session, keys, ttl);
+    if (!ticket.ok()) return Error("share", ticket.status());
+    return *ticket;
+  }
+
+  absl::StatusOr<RedeemResult> Redeem(uint64_t ticket, absl::Time) override {
+    KVFERRY_RETURN_IF_ERROR(shared_->Check());
+    absl::StatusOr<std::vector<ChunkKey>> keys = shared_->store().Redeem(shared_->session, ticket);
+    if (!keys.ok()) return Error("redeem", keys.status());
+    return RedeemResult{*std::move(keys), epoch()};
+  }
+
   void Release(absl::Span<const ChunkKey> keys, uint64_t) override {
     if (shared_->Check().ok()) shared_->store().Release(shared_->session, keys);
   }

@@ -48,6 +48,11 @@ struct LookupResult {
   uint64_t epoch = 0;  // in which they are leased
 };
 
+struct RedeemResult {
+  std::vector<ChunkKey> keys;  // to fetch and release the chunks by
+  uint64_t epoch = 0;          // in which they are leased
+};
+
 // Counted since the transport was made.
 struct TransportStats {
   uint64_t blocks_put = 0, bytes_put = 0;  // acknowledged
@@ -79,6 +84,12 @@ class Transport {
 
   virtual absl::Status Publish(const ChunkKey& live, const PrefixName& name, absl::Time deadline) = 0;
   virtual absl::StatusOr<LookupResult> Lookup(absl::Span<const ChunkKey> keys, bool lease, absl::Time deadline) = 0;
+
+  // Keeps whole chunks for other processes: until `ttl` is over they may redeem the ticket, with whatever becomes of
+  // this one. FAILED_PRECONDITION if a chunk is not whole yet; INVALID_ARGUMENT as Store::Share.
+  virtual absl::StatusOr<uint64_t> Share(absl::Span<const ChunkKey> keys, absl::Duration ttl, absl::Time deadline) = 0;
+  // Leases on a ticket's chunks, in the order of Share. NOT_FOUND: it is over, or another tenant's.
+  virtual absl::StatusOr<RedeemResult> Redeem(uint64_t ticket, absl::Time deadline) = 0;
 
   // Gives chunks back (live keys) or leases (prefix keys) of `epoch`; those of another one are gone already. Batched,
   // in the background, never blocks. A chunk may be given back while its commits are under way.

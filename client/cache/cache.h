@@ -64,6 +64,19 @@ struct CacheStats {
   double seconds_copying = 0;  // packing and gathering
 };
 
+// A cache's contents on their way to another process.
+struct SharedCache {
+  struct Row {
+    int64_t start = 0;
+    std::vector<int64_t> chunks;  // of its table: places in the ticket
+  };
+  std::string url;  // of the store
+  uint64_t ticket = 0;
+  int64_t length = 0;  // columns held by every layer
+  std::vector<Row> rows;
+  std::vector<std::pair<at::Tensor, at::Tensor>> tails;  // by layer: the last columns, [B, H, <= 2T, D], of all rows
+};
+
 // Not thread-safe: one thread at a time. Tensors are [batch, heads, tokens, dim], any strides, K and V of any widths;
 // dtype, device, batch, heads and dims of a layer are fixed by its first update (until Reset) and checked:
 // INVALID_ARGUMENT names the argument, its value and what was expected, and changes nothing.
@@ -109,6 +122,14 @@ class Cache {
   // A cache of its own with the same contents: chunks are shared, device buffers are shared until one of the two
   // writes.
   virtual absl::StatusOr<std::unique_ptr<Cache>> Fork() = 0;
+  // What another process needs to go on with this cache's contents: full blocks by a ticket of the store, which keeps
+  // them for `ttl`, the rest by value. From now on full blocks are put as they complete. FAILED_PRECONDITION where
+  // that cannot be: no block is full, the store is embedded, or layers stay on the device (plain, or never updated).
+  virtual absl::StatusOr<SharedCache> Share(absl::Duration ttl) = 0;
+  // The contents of a shared cache, in this one. FAILED_PRECONDITION unless it is empty, INVALID_ARGUMENT if its
+  // options do not fit; NOT_FOUND: the ticket's time is over.
+  virtual absl::Status Adopt(const SharedCache& shared) = 0;
+
   // Empty as after Create. Never fails.
   virtual void Reset() = 0;
 

@@ -4,6 +4,7 @@
 //   cache_fetch.cc   blocks come back: what is asked for ahead, what is waited for
 //   cache_ferry.cc   blocks leave: how many layers stay, reserving, packing, putting
 //   cache_rows.cc    Crop, SelectRows, Fork, Reset: no byte of KV is sent
+//   cache_share.cc   Share and Adopt: to another process
 #pragma once
 
 #include <deque>
@@ -66,6 +67,8 @@ class CacheImpl final : public Cache {
   absl::Status Crop(int64_t n) override;
   absl::Status SelectRows(const std::vector<int64_t>& rows) override;
   absl::StatusOr<std::unique_ptr<Cache>> Fork() override;
+  absl::StatusOr<SharedCache> Share(absl::Duration ttl) override;
+  absl::Status Adopt(const SharedCache& shared) override;
   void Reset() override;
   absl::StatusOr<std::pair<at::Tensor, at::Tensor>> Read(int layer) override;
   absl::Status Flush(absl::Time deadline) override;
@@ -147,6 +150,9 @@ class CacheImpl final : public Cache {
   int64_t TailColumns() const;
   int64_t CompleteEntries(const CacheLayerState& state, size_t row) const;
   const KeysValues& ShapeOf(int layer) const;
+
+  // cache_share.cc
+  absl::StatusOr<KeysValues> Tail(int layer, int64_t from);
 
   // cache_rows.cc
   void PutAll(bool wait, absl::Time deadline);

@@ -129,15 +129,28 @@ CachedChunk::CachedChunk(std::shared_ptr<Transport> transport, uint64_t epoch, s
                          int layers)
     : transport_(std::move(transport)),
       epoch_(epoch),
+      key_(writer->key()),
       writer_(std::move(writer)),
       acks_(std::make_shared<Acks>(layers)) {}
+
+CachedChunk::CachedChunk(std::shared_ptr<Transport> transport, uint64_t epoch, const ChunkKey& key,
+                         const std::vector<uint64_t>& bytes)
+    : transport_(std::move(transport)),
+      epoch_(epoch),
+      key_(key),
+      acks_(std::make_shared<Acks>(static_cast<int>(bytes.size()))) {
+  for (size_t l = 0; l < bytes.size(); ++l) {
+    acks_->state[l] = kDiscarded;
+    acks_->puts[l] = {static_cast<int>(l), bytes[l], 0};
+  }
+}
 
 CachedChunk::~CachedChunk() {
   for (size_t l = 0; l < acks_->state.size(); ++l) {
     const uint8_t was = acks_->state[l].exchange(kGone);
     if (was == kAcknowledged || was == kFailed) acks_->trackers[l]->Drop(acks_->puts[l], was == kFailed);
   }
-  transport_->Release({writer_->key()}, epoch_);
+  transport_->Release({key_}, epoch_);
 }
 
 bool CachedChunk::Claim(int layer) {
@@ -159,6 +172,13 @@ void CachedChunk::Commit(int layer, uint64_t checksum, const std::shared_ptr<Put
     tracker.Finish(acks->puts[l], status);
     if (!status.ok()) acks->state[l].compare_exchange_strong(now, kFailed);
     if (now == kGone) tracker.Drop(acks->puts[l], !status.ok());
+  });
+}
+
+bool CachedChunk::Whole() const {
+  return std::all_of(acks_->state.begin(), acks_->state.end(), [](const std::atomic<uint8_t>& state) {
+    const uint8_t now = state.load(std::memory_order_acquire);
+    return now == kAcknowledged || now == kDiscarded;
   });
 }
 

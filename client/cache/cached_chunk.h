@@ -71,23 +71,30 @@ class PutTracker {
   std::vector<std::pair<std::weak_ptr<CachedChunk>, int>> acknowledged_ ABSL_GUARDED_BY(mu_);
 };
 
-// A live chunk of this process, shared by rows, layers and forks that refer to it; the last one gives it back.
+// A live chunk of this process, or one that it leases, shared by rows, layers and forks that refer to it; the last one
+// gives it back.
 // Threads: as its cache, but for the acknowledgements.
 class CachedChunk : public std::enable_shared_from_this<CachedChunk> {
  public:
   // `epoch`: of the transport, when the chunk was reserved.
   CachedChunk(std::shared_ptr<Transport> transport, uint64_t epoch, std::unique_ptr<ChunkWriter> writer, int layers);
+  // A chunk that is leased under `key`, all of it stored; `bytes` of its blocks, by layer.
+  CachedChunk(std::shared_ptr<Transport> transport, uint64_t epoch, const ChunkKey& key,
+              const std::vector<uint64_t>& bytes);
   ~CachedChunk();
   CachedChunk(const CachedChunk&) = delete;
   CachedChunk& operator=(const CachedChunk&) = delete;
 
-  BlockKey Key(int layer) const { return {writer_->key(), static_cast<uint16_t>(layer)}; }
+  const ChunkKey& key() const { return key_; }
+  BlockKey Key(int layer) const { return {key_, static_cast<uint16_t>(layer)}; }
   // Takes the layer's slot for packing; false if somebody has before (a row or a fork that shares the chunk), and then
   // it must not be written. Once claimed, pack Layer(layer) and Commit it.
   bool Claim(int layer);
   MutableByteView Layer(int layer) { return writer_->Layer(layer); }
   void Commit(int layer, uint64_t checksum, const std::shared_ptr<PutTracker>& tracker);
 
+  // True once the store has acknowledged the blocks of all layers.
+  bool Whole() const;
   // True once the store has the block: it must be fetched from there. Until then, and for ever if the put failed, it is
   // read from Local().
   bool Stored(int layer);
@@ -104,7 +111,8 @@ class CachedChunk : public std::enable_shared_from_this<CachedChunk> {
 
   const std::shared_ptr<Transport> transport_;
   const uint64_t epoch_;
-  const std::unique_ptr<ChunkWriter> writer_;
+  const ChunkKey key_;
+  const std::unique_ptr<ChunkWriter> writer_;  // null: leased
   const std::shared_ptr<Acks> acks_;
 };
 

@@ -176,6 +176,39 @@ class PyCache {
     return std::make_unique<PyCache>(*std::move(fork));
   }
 
+  // {"url", "ticket", "length", "rows": [(start, [place, ...])], "tails": [(keys, values)]}: see SharedCache.
+  py::dict Share(double ttl) {
+    const absl::Duration life = Argument(ttl, "ttl");
+    auto shared = Locked([&](Cache& cache) { return cache.Share(life); });
+    Check(shared.status());
+    py::list rows, tails;
+    for (SharedCache::Row& row : shared->rows) rows.append(py::make_tuple(row.start, row.chunks));
+    for (auto& [k, v] : shared->tails) tails.append(py::make_tuple(Wrap(std::move(k)), Wrap(std::move(v))));
+    py::dict out;
+    out["url"] = shared->url;
+    out["ticket"] = shared->ticket;
+    out["length"] = shared->length;
+    out["rows"] = rows;
+    out["tails"] = tails;
+    return out;
+  }
+
+  void Adopt(const py::dict& handle) {
+    SharedCache shared;
+    shared.url = handle["url"].cast<std::string>();
+    shared.ticket = handle["ticket"].cast<uint64_t>();
+    shared.length = handle["length"].cast<int64_t>();
+    for (const py::handle row : handle["rows"]) {
+      const auto [start, chunks] = row.cast<std::pair<int64_t, std::vector<int64_t>>>();
+      shared.rows.push_back({start, chunks});
+    }
+    for (const py::handle tail : handle["tails"]) {
+      const auto pair = tail.cast<py::tuple>();
+      shared.tails.emplace_back(Unwrap(pair[0], "keys of a tail"), Unwrap(pair[1], "values of a tail"));
+    }
+    Check(Locked([&](Cache& cache) { return cache.Adopt(shared); }));
+  }
+
   void Crop(int64_t tokens) {
     Check(Locked([&](Cache& cache) { return cache.Crop(tokens); }));
   }
@@ -253,6 +286,8 @@ PYBIND11_MODULE(_torch, m) {
       .def("make_room", &PyCache::MakeRoom)
       .def("read", &PyCache::Read)
       .def("fork", &PyCache::Fork)
+      .def("share", &PyCache::Share)
+      .def("adopt", &PyCache::Adopt)
       .def("crop", &PyCache::Crop)
       .def("select_rows", &PyCache::SelectRows)
       .def("reset", &PyCache::Reset)

@@ -49,6 +49,12 @@ class FaultyTransport final : public Transport {
   absl::StatusOr<LookupResult> Lookup(absl::Span<const ChunkKey> keys, bool lease, absl::Time deadline) override {
     return real_->Lookup(keys, lease, deadline);
   }
+  absl::StatusOr<uint64_t> Share(absl::Span<const ChunkKey> keys, absl::Duration ttl, absl::Time deadline) override {
+    return real_->Share(keys, ttl, deadline);
+  }
+  absl::StatusOr<RedeemResult> Redeem(uint64_t ticket, absl::Time deadline) override {
+    return real_->Redeem(ticket, deadline);
+  }
   void Release(absl::Span<const ChunkKey> keys, uint64_t epoch) override { real_->Release(keys, epoch - epoch_added); }
   std::unique_ptr<FetchStream> Fetch(absl::Span<const BlockKey> keys, absl::Time deadline) override;
   bool fetch_copies() const override { return copies; }

@@ -6,6 +6,7 @@ with kvferry.connect("unix:///run/kvferry/kvferry.sock") as store:
 """
 
 from .errors import DataLossError, DeadlineError, Error, FullError, MismatchError, UnavailableError
+from .handles import pickle_handles
 from .store import Store, StoreStats, connect, set_default_store
 from .store import default_store as get_default_store
 
@@ -23,6 +24,7 @@ __all__ = [
     "attention_mask",
     "connect",
     "get_default_store",
+    "pickle_handles",
     "position_ids",
     "set_default_store",
 ]

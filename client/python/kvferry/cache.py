@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 from . import _torch, errors
 from . import store as stores
 from .generation import HeldLength
+from .handles import handle_ttl
 from .layer import Ferry, OffloadedLayer
 from .layer_kinds import LayerKind, device_class, kind_of_layer, kinds_of_config, note, read_data
 from .sizes import parse_integer, parse_size
@@ -233,7 +234,9 @@ class OffloadedCache(DynamicCache):
     ) -> torch.Tensor:
         """As transformers': appends columns to a state of layer `layer_idx`, returns all that were kept and the new."""
         kernel = kwargs.get("conv_kernel_size") or 0  # a shorter beginning is padded to it
-        self._before_state(conv_states, layer_idx, "conv_states", state_idx, max(1, -(-kernel // conv_states.shape[-1])))
+        self._before_state(
+            conv_states, layer_idx, "conv_states", state_idx, max(1, -(-kernel // conv_states.shape[-1]))
+        )
         return super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
 
     def update_recurrent_state(
@@ -406,10 +409,11 @@ class OffloadedCache(DynamicCache):
 
     def __reduce__(self):
         """Pickles the tensors themselves, so a file, a broadcast and another host are all right. The copy uses the
-        default store of the process that loads it."""
+        default store of the process that loads it. Within kvferry.pickle_handles() see there."""
         self._ferry.check()
         state = {k: v for k, v in self.__dict__.items() if k not in ("_ferry", "_store", "layers")}
-        return _unpickle, (type(self), state, [_packed(layer) for layer in self.layers])
+        shared = self._ferry.share(handle_ttl())
+        return _unpickle, (type(self), state, [_packed(layer, shared is None) for layer in self.layers], shared)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]]:
         """(keys, values, window) of each layer, tensors that are the caller's; the window, a tensor of one number, is
@@ -486,18 +490,21 @@ def _fork_layer(layer: object, ferry: Ferry, memo: dict) -> object:
     return fork
 
 
-def _packed(layer: object) -> object:
-    """A layer as it is pickled: an offloaded one by its contents."""
+def _packed(layer: object, contents: bool) -> object:
+    """A layer as it is pickled: an offloaded one by its contents, if they are not shared otherwise."""
     if not isinstance(layer, OffloadedLayer):
         return layer
-    return type(layer), layer._index, _device_state(layer), layer.read()
+    return type(layer), layer._index, _device_state(layer), layer.read() if contents else (None, None)
 
 
-def _unpickle(cls: type, state: dict, layers: list) -> OffloadedCache:
+def _unpickle(cls: type, state: dict, layers: list, shared: dict | None) -> OffloadedCache:
+    store = None if shared is None else stores.store_at(shared["url"])
     cache = cls.__new__(cls)
-    cache.__dict__.update(state, _store=None, layers=[])
+    cache.__dict__.update(state, _store=store, layers=[])
     cache._begin()
-    cache._ferry = Ferry(_torch.Cache(functools.partial(_capsule, None), **state["_options"]))
+    cache._ferry = Ferry(_torch.Cache(functools.partial(_capsule, store), **state["_options"]))
+    if shared is not None:
+        cache._ferry.core.adopt(shared)
     for packed in layers:
         layer = packed
         if isinstance(packed, tuple):

@@ -110,6 +110,18 @@ class Ferry:
         self.check()
         return Ferry(self.core.fork())
 
+    def share(self, ttl: float | None) -> dict | None:
+        """What another process adopts to have the same contents, for `ttl` seconds; None without a `ttl` and where
+        blocks cannot be shared."""
+        if ttl is None:
+            return None
+        try:
+            return self.core.share(ttl)
+        except (errors.MismatchError, errors.FullError) as error:
+            if error.code == "INVALID_ARGUMENT":
+                raise
+            return None
+
     def select_rows(self, rows: list[int]) -> None:
         """Row i becomes what row rows[i] was."""
         self.check()

@@ -131,6 +131,7 @@ _open: "weakref.WeakSet[Store]" = weakref.WeakSet()
 _lock = threading.Lock()
 _default: Store | None = None
 _default_is_ours = False
+_by_url: dict[str, Store] = {}
 
 
 def set_default_store(store: Store | None) -> None:
@@ -151,6 +152,15 @@ def default_store() -> Store:
         return _default
 
 
+def store_at(url: str) -> Store:
+    """The process's default store if it is the one at `url`, else one that all who ask for this URL share."""
+    with _lock:
+        store = _default if _default is not None and _default.url == url else _by_url.get(url)
+        if store is None or store.closed:
+            store = _by_url[url] = connect(url)
+        return store
+
+
 @atexit.register
 def _close_all() -> None:
     """Joins the threads of all transports before the interpreter goes."""
@@ -162,6 +172,7 @@ def _after_fork() -> None:
     """The child of a fork gets a default store of its own, and a lock that nobody holds."""
     global _lock, _default, _default_is_ours
     _lock = threading.Lock()
+    _by_url.clear()
     if _default_is_ours:
         _default, _default_is_ours = None, False
 
