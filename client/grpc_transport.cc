@@ -42,6 +42,14 @@ uint32_t WaitMillis(absl::Duration wait, absl::Time deadline) {
       absl::ToInt64Milliseconds(std::clamp(wait, absl::ZeroDuration(), absl::Duration(left - margin))));
 }
 
+absl::StatusOr<std::vector<ChunkKey>> KeysOf(const v1::RedeemReply& reply) {
+  std::vector<ChunkKey> keys;
+  for (const v1::ChunkKey& key : reply.keys()) {
+    KVFERRY_ASSIGN_OR_RETURN(keys.emplace_back(), FromProto(key));
+  }
+  return keys;
+}
+
 // Calls over the connection of the moment. Thread-safe.
 class GrpcTransport : public Transport {
  public:
@@ -133,6 +141,25 @@ class GrpcTransport : public Transport {
     KVFERRY_RETURN_IF_ERROR(SendOn(std::move(connection), "lookup", call.get(), &Async::Lookup, deadline));
     return LookupResult{static_cast<int>(call->reply.chunks()), call->reply.bytes(),
                         core_->state.EpochOf(call->session())};
+  }
+
+  absl::StatusOr<uint64_t> Share(absl::Span<const ChunkKey> keys, absl::Duration ttl, absl::Time deadline) override {
+    auto call = std::make_shared<UnaryCall<v1::ShareRequest, v1::ShareReply>>();
+    for (const ChunkKey& key : keys) ToProto(key, call->request.add_keys());
+    call->request.set_ttl_ms(static_cast<uint64_t>(std::max<int64_t>(0, absl::ToInt64Milliseconds(ttl))));
+    KVFERRY_RETURN_IF_ERROR(Send("share", call.get(), &Async::Share, deadline));
+    return call->reply.ticket();
+  }
+
+  absl::StatusOr<RedeemResult> Redeem(uint64_t ticket, absl::Time deadline) override {
+    auto call = std::make_shared<UnaryCall<v1::RedeemRequest, v1::RedeemReply>>();
+    call->request.set_ticket(ticket);
+    call->on_late = [weak = std::weak_ptr<GrpcCore>(core_)](const auto& late) {
+      if (const auto keys = KeysOf(late.reply); keys.ok()) GiveBack(weak, late.session(), *keys);
+    };
+    KVFERRY_RETURN_IF_ERROR(Send("redeem", call.get(), &Async::Redeem, deadline));
+    KVFERRY_ASSIGN_OR_RETURN(std::vector<ChunkKey> keys, KeysOf(call->reply));
+    return RedeemResult{std::move(keys), core_->state.EpochOf(call->session())};
   }
 
   void Release(absl::Span<const ChunkKey> keys, uint64_t epoch) override { core_->Release(keys, epoch); }

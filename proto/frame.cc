@@ -53,17 +53,33 @@ grpc::ByteBuffer Encode(const Message& header, absl::Span<const PinnedBytes> dat
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-// Where `data` lies in a message of `total` bytes. Without the field, it is empty and at the end.
+// Where `data` lies in a message. Without the field, it is empty and at the end.
 struct Extent {
   uint64_t header = 0;  // bytes before its tag
   uint64_t start = 0;   // of its bytes
+  uint64_t size = 0;
 };
 
 absl::Status Malformed(const char* what, int64_t at) {
   return absl::InvalidArgumentError(absl::StrCat("malformed message: ", what, " at byte ", at));
 }
 
-// Walks over the fields before `data` without reading it.
+// Serializers put fields that they do not know behind those that they do, so what a later version has may follow
+// `data`.
+absl::Status SkipLaterFields(CodedInputStream* in) {
+  while (true) {
+    const int64_t at = in->CurrentPosition();
+    const uint32_t tag = in->ReadTag();
+    if (tag == 0) return in->ConsumedEntireMessage() ? absl::OkStatus() : Malformed("no field tag", at);
+    if (const int field = WireFormatLite::GetTagFieldNumber(tag); field <= kDataField) {
+      return absl::InvalidArgumentError(absl::StrCat("malformed message: field ", field, " after `data`, at byte ", at,
+                                                     "; `data` must be the last one"));
+    }
+    if (!WireFormatLite::SkipField(in, tag)) return Malformed("a field is cut short or has no valid type", at);
+  }
+}
+
+// Walks over the fields around `data` without reading it.
 absl::StatusOr<Extent> FindData(const std::vector<grpc::Slice>& slices, uint64_t total) {
   SliceStream stream(&slices, total);
   CodedInputStream in(&stream);
@@ -72,7 +88,7 @@ absl::StatusOr<Extent> FindData(const std::vector<grpc::Slice>& slices, uint64_t
     const uint32_t tag = in.ReadTag();
     if (tag == 0) {
       if (!in.ConsumedEntireMessage()) return Malformed("no field tag", at);
-      return Extent{total, total};
+      return Extent{total, total, 0};
     }
     if (WireFormatLite::GetTagFieldNumber(tag) != kDataField) {
       if (!WireFormatLite::SkipField(&in, tag)) return Malformed("a field is cut short or has no valid type", at);
@@ -86,11 +102,9 @@ absl::StatusOr<Extent> FindData(const std::vector<grpc::Slice>& slices, uint64_t
       return absl::InvalidArgumentError(
           absl::StrCat("malformed message: `data` is ", size, " bytes long, but only ", total - start, " follow"));
     }
-    if (size < total - start) {
-      return absl::InvalidArgumentError(absl::StrCat("malformed message: ", total - start - size,
-                                                     " bytes after `data`, which must be the last field"));
-    }
-    return Extent{static_cast<uint64_t>(at), start};
+    in.Skip(static_cast<int>(size));
+    KVFERRY_RETURN_IF_ERROR(SkipLaterFields(&in));
+    return Extent{static_cast<uint64_t>(at), start, size};
   }
 }
 
@@ -113,12 +127,14 @@ absl::Status CheckSizes(const Message& header, uint64_t data_size) {
   return absl::OkStatus();
 }
 
-std::vector<ByteView> ViewsFrom(const std::vector<grpc::Slice>& slices, uint64_t start) {
+std::vector<ByteView> Views(const std::vector<grpc::Slice>& slices, uint64_t start, uint64_t size) {
   std::vector<ByteView> views;
   for (const grpc::Slice& slice : slices) {
     const uint64_t skip = std::min<uint64_t>(start, slice.size());
+    const uint64_t part = std::min<uint64_t>(size, slice.size() - skip);
     start -= skip;
-    if (skip < slice.size()) views.emplace_back(slice.begin() + skip, slice.size() - skip);
+    size -= part;
+    if (part > 0) views.emplace_back(slice.begin() + skip, part);
   }
   return views;
 }
@@ -148,8 +164,8 @@ absl::StatusOr<Frame<Message>> Decode(const grpc::ByteBuffer& buffer) {
   SliceStream header(slices.get(), data.header);
   if (!frame.header.ParseFromZeroCopyStream(&header))
     return Malformed("a field has wrong contents, header ends", data.header);
-  KVFERRY_RETURN_IF_ERROR(CheckSizes(frame.header, total - data.start));
-  std::vector<ByteView> views = ViewsFrom(*slices, data.start);
+  KVFERRY_RETURN_IF_ERROR(CheckSizes(frame.header, data.size));
+  std::vector<ByteView> views = Views(*slices, data.start, data.size);
   frame.payload = FramePayload(std::move(views), std::move(slices));
   return frame;
 }
@@ -182,7 +198,8 @@ absl::Status DecodeMessage(const grpc::ByteBuffer& buffer, google::protobuf::Mes
   KVFERRY_RETURN_IF_ERROR(Slices(buffer, &slices));
   SliceStream stream(&slices, buffer.Length());
   if (message->ParseFromZeroCopyStream(&stream)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("malformed message: no ", message->GetTypeName()));
+  return absl::InvalidArgumentError(
+      absl::StrCat("malformed message: ", buffer.Length(), " bytes that are no ", message->GetTypeName()));
 }
 
 FramePayload::FramePayload(std::vector<ByteView> views, std::shared_ptr<const void> pin)

@@ -61,9 +61,9 @@ struct Frame {
   FramePayload payload;
 };
 
-// INVALID_ARGUMENT naming what is wrong: no protobuf message, cut short, fields after `data`, or pieces whose sizes do
-// not add up to `data`. After success the sizes of the header's pieces sum to payload.remaining(). Unknown fields are
-// skipped.
+// INVALID_ARGUMENT naming what is wrong: no protobuf message, cut short, known fields after `data`, or pieces whose
+// sizes do not add up to `data`. After success the sizes of the header's pieces sum to payload.remaining(). Unknown
+// fields are skipped.
 absl::StatusOr<Frame<v1::PutRequest>> DecodePut(const grpc::ByteBuffer& buffer);
 absl::StatusOr<Frame<v1::GetReply>> DecodeGet(const grpc::ByteBuffer& buffer);
 

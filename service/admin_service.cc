@@ -5,7 +5,9 @@
 
 #include "absl/time/clock.h"
 #include "proto/codec.h"
+#include "proto/frame.h"
 #include "proto/version.h"
+#include "service/request.h"
 
 namespace kvferry {
 namespace {
@@ -90,9 +92,15 @@ void Fill(const ChunkInfo& info, v1::ListReply::Chunk* out) {
 }
 
 // Asks the store for the next message's chunks when the last one is off. Threads: gRPC's, one event at a time.
-class ListStream : public grpc::ServerWriteReactor<v1::ListReply> {
+class ListStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  ListStream(const Store* store, uint32_t limit) : store_(store), left_(limit == 0 ? UINT64_MAX : limit) {
+  ListStream(ServiceContext* context, const grpc::ByteBuffer& request) : store_(context->store) {
+    v1::ListRequest list;
+    if (const absl::Status status = ReadRequest(request, context->stats, &list); !status.ok()) {
+      Finish(ToGrpc(status));
+      return;
+    }
+    left_ = list.limit() == 0 ? UINT64_MAX : list.limit();
     WriteNext();
   }
 
@@ -108,34 +116,41 @@ class ListStream : public grpc::ServerWriteReactor<v1::ListReply> {
     }
     left_ -= chunks.size();
     last_ = chunks.back().number;
-    reply_.Clear();
-    for (const ChunkInfo& chunk : chunks) Fill(chunk, reply_.add_chunks());
+    v1::ListReply reply;
+    for (const ChunkInfo& chunk : chunks) Fill(chunk, reply.add_chunks());
+    reply_ = EncodeMessage(reply);
     StartWrite(&reply_);
   }
 
   const Store* const store_;
-  uint64_t left_;      // of the limit
+  uint64_t left_ = 0;  // of the limit
   uint64_t last_ = 0;  // number of the last chunk sent
-  v1::ListReply reply_;
+  grpc::ByteBuffer reply_;
 };
 
 }  // namespace
 
-grpc::ServerUnaryReactor* AdminService::Stats(grpc::CallbackServerContext* call, const v1::StatsRequest*,
-                                              v1::StatsReply* reply) {
-  reply->set_version(kVersion);
-  reply->set_boot(context_->boot);
-  reply->set_uptime_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(absl::Now() - context_->started)));
-  AddStore(context_->store->Stats(), reply);
-  AddService(*context_->stats, reply);
+grpc::ServerUnaryReactor* AdminService::Stats(grpc::CallbackServerContext* call, const grpc::ByteBuffer* request,
+                                              grpc::ByteBuffer* reply) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
+  v1::StatsRequest read;
+  const absl::Status status = ReadRequest(*request, context_->stats, &read);
+  if (status.ok()) {
+    v1::StatsReply stats;
+    stats.set_version(kVersion);
+    stats.set_boot(context_->boot);
+    stats.set_uptime_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(absl::Now() - context_->started)));
+    AddStore(context_->store->Stats(), &stats);
+    AddService(*context_->stats, &stats);
+    *reply = EncodeMessage(stats);
+  }
+  reactor->Finish(ToGrpc(status));
   return reactor;
 }
 
-grpc::ServerWriteReactor<v1::ListReply>* AdminService::List(grpc::CallbackServerContext*,
-                                                            const v1::ListRequest* request) {
-  return new ListStream(context_->store, request->limit());
+grpc::ServerWriteReactor<grpc::ByteBuffer>* AdminService::List(grpc::CallbackServerContext*,
+                                                               const grpc::ByteBuffer* request) {
+  return new ListStream(context_, *request);
 }
 
 }  // namespace kvferry

@@ -7,16 +7,16 @@
 namespace kvferry {
 
 // Thread-safe: holds nothing of its own.
-class AdminService final : public v1::CacheAdmin::WithCallbackMethod_Stats<
-                               v1::CacheAdmin::WithCallbackMethod_List<v1::CacheAdmin::Service>> {
+class AdminService final : public v1::CacheAdmin::WithRawCallbackMethod_Stats<
+                               v1::CacheAdmin::WithRawCallbackMethod_List<v1::CacheAdmin::Service>> {
  public:
   explicit AdminService(ServiceContext* context) : context_(context) {}
 
  private:
-  grpc::ServerUnaryReactor* Stats(grpc::CallbackServerContext* call, const v1::StatsRequest* request,
-                                  v1::StatsReply* reply) override;
-  grpc::ServerWriteReactor<v1::ListReply>* List(grpc::CallbackServerContext* call,
-                                                const v1::ListRequest* request) override;
+  grpc::ServerUnaryReactor* Stats(grpc::CallbackServerContext* call, const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* reply) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* List(grpc::CallbackServerContext* call,
+                                                   const grpc::ByteBuffer* request) override;
 
   ServiceContext* const context_;
 };

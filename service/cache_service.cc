@@ -1,12 +1,15 @@
 #include "service/cache_service.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "proto/codec.h"
+#include "proto/frame.h"
 #include "service/get_stream.h"
 #include "service/put_stream.h"
+#include "service/request.h"
 #include "service/reserve_call.h"
 #include "service/session_stream.h"
 #include "storage/base/status.h"
@@ -14,7 +17,7 @@
 namespace kvferry {
 namespace {
 
-grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, const absl::Status& status) {
+grpc::ServerUnaryReactor* Finish(grpc::CallbackServerContext* call, const absl::Status& status) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   reactor->Finish(ToGrpc(status));
   return reactor;
@@ -35,7 +38,18 @@ absl::StatusOr<std::vector<ChunkKey>> Keys(const google::protobuf::RepeatedPtrFi
 
 }  // namespace
 
-grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* CacheService::Session(Call*) {
+template <typename Request, typename Reply>
+grpc::ServerUnaryReactor* CacheService::Answer(Call* call, const Bytes& request, Bytes* reply,
+                                               absl::Status (CacheService::*serve)(const Request&, Reply*)) {
+  Request read;
+  Reply answer;
+  absl::Status status = ReadRequest(request, context_->stats, &read);
+  if (status.ok()) status = (this->*serve)(read, &answer);
+  if (status.ok()) *reply = EncodeMessage(answer);
+  return Finish(call, status);
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CacheService::Session(Call*) {
   return SessionStream::Start(context_);
 }
 
@@ -43,42 +57,50 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CacheService::Put(C
   return PutStream::Start(context_);
 }
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Get(Call*, const grpc::ByteBuffer* request) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Get(Call*, const Bytes* request) {
   return GetStream::Start(context_, *request);
 }
 
-grpc::ServerUnaryReactor* CacheService::Reserve(Call* call, const v1::ReserveRequest* request,
-                                                v1::ReserveReply* reply) {
-  return ReserveCall::Start(context_, call, request, reply);
+grpc::ServerUnaryReactor* CacheService::Reserve(Call* call, const Bytes* request, Bytes* reply) {
+  return ReserveCall::Start(context_, call, *request, reply);
 }
 
-grpc::ServerUnaryReactor* CacheService::OpenNamespace(Call* call, const v1::OpenNamespaceRequest* request,
-                                                      v1::OpenNamespaceReply* reply) {
-  return Answer(call, DoOpenNamespace(*request, reply));
+grpc::ServerUnaryReactor* CacheService::OpenNamespace(Call* call, const Bytes* request, Bytes* reply) {
+  return Answer(call, *request, reply, &CacheService::DoOpenNamespace);
 }
 
-grpc::ServerUnaryReactor* CacheService::Publish(Call* call, const v1::PublishRequest* request, v1::PublishReply*) {
-  return Answer(call, DoPublish(*request));
+grpc::ServerUnaryReactor* CacheService::Publish(Call* call, const Bytes* request, Bytes* reply) {
+  return Answer(call, *request, reply, &CacheService::DoPublish);
 }
 
-grpc::ServerUnaryReactor* CacheService::Lookup(Call* call, const v1::LookupRequest* request, v1::LookupReply* reply) {
-  return Answer(call, DoLookup(*request, reply));
+grpc::ServerUnaryReactor* CacheService::Lookup(Call* call, const Bytes* request, Bytes* reply) {
+  return Answer(call, *request, reply, &CacheService::DoLookup);
 }
 
-grpc::ServerUnaryReactor* CacheService::Prefetch(Call* call, const v1::PrefetchRequest* request, v1::PrefetchReply*) {
-  return Answer(call, DoPrefetch(*request));
+grpc::ServerUnaryReactor* CacheService::Share(Call* call, const Bytes* request, Bytes* reply) {
+  return Answer(call, *request, reply, &CacheService::DoShare);
 }
 
-grpc::ServerUnaryReactor* CacheService::Erase(Call* call, const v1::EraseRequest* request, v1::EraseReply*) {
-  return Answer(call, DoErase(*request));
+grpc::ServerUnaryReactor* CacheService::Redeem(Call* call, const Bytes* request, Bytes* reply) {
+  return Answer(call, *request, reply, &CacheService::DoRedeem);
 }
 
-grpc::ServerUnaryReactor* CacheService::Flush(Call* call, const v1::FlushRequest* request, v1::FlushReply*) {
-  if (const auto chunks = context_->sessions->Find(request->session()); !chunks.ok()) {
-    return Answer(call, chunks.status());
-  }
+grpc::ServerUnaryReactor* CacheService::Prefetch(Call* call, const Bytes* request, Bytes* reply) {
+  return Answer(call, *request, reply, &CacheService::DoPrefetch);
+}
+
+grpc::ServerUnaryReactor* CacheService::Erase(Call* call, const Bytes* request, Bytes* reply) {
+  return Answer(call, *request, reply, &CacheService::DoErase);
+}
+
+grpc::ServerUnaryReactor* CacheService::Flush(Call* call, const Bytes* request, Bytes* reply) {
+  v1::FlushRequest read;
+  absl::Status status = ReadRequest(*request, context_->stats, &read);
+  if (status.ok()) status = context_->sessions->Find(read.session()).status();
+  if (!status.ok()) return Finish(call, status);
+  *reply = EncodeMessage(v1::FlushReply());
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  context_->store->Flush([reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
+  context_->store->Flush([reactor](const absl::Status& flushed) { reactor->Finish(ToGrpc(flushed)); });
   return reactor;
 }
 
@@ -91,7 +113,7 @@ absl::Status CacheService::DoOpenNamespace(const v1::OpenNamespaceRequest& reque
   return absl::OkStatus();
 }
 
-absl::Status CacheService::DoPublish(const v1::PublishRequest& request) {
+absl::Status CacheService::DoPublish(const v1::PublishRequest& request, v1::PublishReply*) {
   KVFERRY_ASSIGN_OR_RETURN(const ChunkKey live, FromProto(request.live()));
   return context_->store->Publish(request.session(), live,
                                   {FromProto(request.prefix_key()), FromProto(request.parent())});
@@ -105,14 +127,31 @@ absl::Status CacheService::DoLookup(const v1::LookupRequest& request, v1::Lookup
   return absl::OkStatus();
 }
 
-absl::Status CacheService::DoPrefetch(const v1::PrefetchRequest& request) {
+absl::Status CacheService::DoShare(const v1::ShareRequest& request, v1::ShareReply* reply) {
+  KVFERRY_ASSIGN_OR_RETURN(const std::vector<ChunkKey> keys, Keys(request.keys()));
+  // What is too long for a Duration is too long for a ticket.
+  const auto most = static_cast<uint64_t>(absl::ToInt64Milliseconds(kMaxTicketLife)) + 1;
+  const absl::Duration ttl = absl::Milliseconds(std::min(request.ttl_ms(), most));
+  KVFERRY_ASSIGN_OR_RETURN(const TicketId ticket, context_->store->Share(request.session(), keys, ttl));
+  reply->set_ticket(ticket);
+  return absl::OkStatus();
+}
+
+absl::Status CacheService::DoRedeem(const v1::RedeemRequest& request, v1::RedeemReply* reply) {
+  KVFERRY_ASSIGN_OR_RETURN(const std::vector<ChunkKey> keys,
+                           context_->store->Redeem(request.session(), request.ticket()));
+  for (const ChunkKey& key : keys) ToProto(key, reply->add_keys());
+  return absl::OkStatus();
+}
+
+absl::Status CacheService::DoPrefetch(const v1::PrefetchRequest& request, v1::PrefetchReply*) {
   KVFERRY_RETURN_IF_ERROR(context_->sessions->Find(request.session()).status());
   KVFERRY_ASSIGN_OR_RETURN(const std::vector<ChunkKey> keys, Keys(request.keys()));
   context_->store->Prefetch(request.session(), keys);
   return absl::OkStatus();
 }
 
-absl::Status CacheService::DoErase(const v1::EraseRequest& request) {
+absl::Status CacheService::DoErase(const v1::EraseRequest& request, v1::EraseReply*) {
   KVFERRY_ASSIGN_OR_RETURN(const ChunkKey key, FromProto(request.key()));
   return context_->store->Erase(request.session(), key);
 }

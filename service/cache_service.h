@@ -6,13 +6,15 @@
 
 namespace kvferry {
 
-// Put and Get take and give ByteBuffers, so bulk bytes never pass through a protobuf string; the rest is typed.
+// All methods take and give ByteBuffers: bulk bytes never pass through a protobuf string, and what is no message is
+// refused by us (see ReadRequest).
 using CacheStoreMethods = v1::CacheStore::WithRawCallbackMethod_Put<
-    v1::CacheStore::WithRawCallbackMethod_Get<v1::CacheStore::WithCallbackMethod_Session<
-        v1::CacheStore::WithCallbackMethod_OpenNamespace<v1::CacheStore::WithCallbackMethod_Reserve<
-            v1::CacheStore::WithCallbackMethod_Publish<v1::CacheStore::WithCallbackMethod_Lookup<
-                v1::CacheStore::WithCallbackMethod_Prefetch<v1::CacheStore::WithCallbackMethod_Erase<
-                    v1::CacheStore::WithCallbackMethod_Flush<v1::CacheStore::Service>>>>>>>>>>;
+    v1::CacheStore::WithRawCallbackMethod_Get<v1::CacheStore::WithRawCallbackMethod_Session<
+        v1::CacheStore::WithRawCallbackMethod_OpenNamespace<v1::CacheStore::WithRawCallbackMethod_Reserve<
+            v1::CacheStore::WithRawCallbackMethod_Publish<v1::CacheStore::WithRawCallbackMethod_Lookup<
+                v1::CacheStore::WithRawCallbackMethod_Share<v1::CacheStore::WithRawCallbackMethod_Redeem<
+                    v1::CacheStore::WithRawCallbackMethod_Prefetch<v1::CacheStore::WithRawCallbackMethod_Erase<
+                        v1::CacheStore::WithRawCallbackMethod_Flush<v1::CacheStore::Service>>>>>>>>>>>>;
 
 // Thread-safe: holds nothing of its own.
 class CacheService final : public CacheStoreMethods {
@@ -21,24 +23,33 @@ class CacheService final : public CacheStoreMethods {
 
  private:
   using Call = grpc::CallbackServerContext;
+  using Bytes = grpc::ByteBuffer;
 
-  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* Session(Call* call) override;
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Put(Call* call) override;
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* Get(Call* call, const grpc::ByteBuffer* request) override;
-  grpc::ServerUnaryReactor* OpenNamespace(Call* call, const v1::OpenNamespaceRequest* request,
-                                          v1::OpenNamespaceReply* reply) override;
-  grpc::ServerUnaryReactor* Reserve(Call* call, const v1::ReserveRequest* request, v1::ReserveReply* reply) override;
-  grpc::ServerUnaryReactor* Publish(Call* call, const v1::PublishRequest* request, v1::PublishReply* reply) override;
-  grpc::ServerUnaryReactor* Lookup(Call* call, const v1::LookupRequest* request, v1::LookupReply* reply) override;
-  grpc::ServerUnaryReactor* Prefetch(Call* call, const v1::PrefetchRequest* request, v1::PrefetchReply* reply) override;
-  grpc::ServerUnaryReactor* Erase(Call* call, const v1::EraseRequest* request, v1::EraseReply* reply) override;
-  grpc::ServerUnaryReactor* Flush(Call* call, const v1::FlushRequest* request, v1::FlushReply* reply) override;
+  grpc::ServerBidiReactor<Bytes, Bytes>* Session(Call* call) override;
+  grpc::ServerBidiReactor<Bytes, Bytes>* Put(Call* call) override;
+  grpc::ServerWriteReactor<Bytes>* Get(Call* call, const Bytes* request) override;
+  grpc::ServerUnaryReactor* OpenNamespace(Call* call, const Bytes* request, Bytes* reply) override;
+  grpc::ServerUnaryReactor* Reserve(Call* call, const Bytes* request, Bytes* reply) override;
+  grpc::ServerUnaryReactor* Publish(Call* call, const Bytes* request, Bytes* reply) override;
+  grpc::ServerUnaryReactor* Lookup(Call* call, const Bytes* request, Bytes* reply) override;
+  grpc::ServerUnaryReactor* Share(Call* call, const Bytes* request, Bytes* reply) override;
+  grpc::ServerUnaryReactor* Redeem(Call* call, const Bytes* request, Bytes* reply) override;
+  grpc::ServerUnaryReactor* Prefetch(Call* call, const Bytes* request, Bytes* reply) override;
+  grpc::ServerUnaryReactor* Erase(Call* call, const Bytes* request, Bytes* reply) override;
+  grpc::ServerUnaryReactor* Flush(Call* call, const Bytes* request, Bytes* reply) override;
+
+  // Reads the request, has it served and ends the call.
+  template <typename Request, typename Reply>
+  grpc::ServerUnaryReactor* Answer(Call* call, const Bytes& request, Bytes* reply,
+                                   absl::Status (CacheService::*serve)(const Request&, Reply*));
 
   absl::Status DoOpenNamespace(const v1::OpenNamespaceRequest& request, v1::OpenNamespaceReply* reply);
-  absl::Status DoPublish(const v1::PublishRequest& request);
+  absl::Status DoPublish(const v1::PublishRequest& request, v1::PublishReply* reply);
   absl::Status DoLookup(const v1::LookupRequest& request, v1::LookupReply* reply);
-  absl::Status DoPrefetch(const v1::PrefetchRequest& request);
-  absl::Status DoErase(const v1::EraseRequest& request);
+  absl::Status DoShare(const v1::ShareRequest& request, v1::ShareReply* reply);
+  absl::Status DoRedeem(const v1::RedeemRequest& request, v1::RedeemReply* reply);
+  absl::Status DoPrefetch(const v1::PrefetchRequest& request, v1::PrefetchReply* reply);
+  absl::Status DoErase(const v1::EraseRequest& request, v1::EraseReply* reply);
 
   ServiceContext* const context_;
 };

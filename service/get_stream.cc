@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
+#include "service/request.h"
 #include "storage/base/status.h"
 
 namespace kvferry {
@@ -46,10 +47,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GetStream::Start(ServiceContext* con
 
 absl::Status GetStream::Open(const grpc::ByteBuffer& request) {
   v1::GetRequest get;
-  if (absl::Status status = DecodeMessage(request, &get); !status.ok()) {
-    ++context_->stats->malformed_messages;
-    return status;
-  }
+  KVFERRY_RETURN_IF_ERROR(ReadRequest(request, context_->stats, &get));
   if (get.keys_size() > kMaxChunksInCall) {
     return absl::InvalidArgumentError(absl::StrCat("a get of ", get.keys_size(), " keys, expected at most ",
                                                    kMaxChunksInCall, ": ask in several calls"));

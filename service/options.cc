@@ -19,6 +19,7 @@ namespace {
 constexpr char kDefaultListen[] = "127.0.0.1:7400";
 constexpr absl::Duration kShortest = absl::Milliseconds(10);
 constexpr absl::Duration kLongest = absl::Hours(24 * 365);
+constexpr absl::Duration kLongestHeartbeat = absl::Hours(24);  // clients are told milliseconds in 32 bits
 
 struct Unit {
   const char* suffix;
@@ -48,10 +49,10 @@ absl::Status SetMemory(absl::string_view value, const MemoryLimit& limit, Server
   return absl::OkStatus();
 }
 
-absl::Status SetDuration(absl::string_view value, absl::Duration least, absl::Duration* out) {
-  if (!absl::ParseDuration(value, out) || *out < least || *out > kLongest) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("expected a time of at least ", absl::FormatDuration(least), ", as 30s or 10m"));
+absl::Status SetDuration(absl::string_view value, absl::Duration least, absl::Duration most, absl::Duration* out) {
+  if (!absl::ParseDuration(value, out) || *out < least || *out > most) {
+    return absl::InvalidArgumentError(absl::StrCat("expected a time of ", absl::FormatDuration(least), " to ",
+                                                   absl::FormatDuration(most), ", as 30s or 10m"));
   }
   return absl::OkStatus();
 }
@@ -71,12 +72,17 @@ std::vector<Flag> Flags(const MemoryLimit& limit) {
          return absl::OkStatus();
        }},
       {"--live-grace",
-       [](absl::string_view v, ServerOptions* o) { return SetDuration(v, kShortest, &o->store.live_grace); }},
+       [](absl::string_view v, ServerOptions* o) { return SetDuration(v, kShortest, kLongest, &o->store.live_grace); }},
       {"--reservation-grace",
-       [](absl::string_view v, ServerOptions* o) { return SetDuration(v, kShortest, &o->store.reservation_grace); }},
-      {"--heartbeat", [](absl::string_view v, ServerOptions* o) { return SetDuration(v, kShortest, &o->heartbeat); }},
+       [](absl::string_view v, ServerOptions* o) {
+         return SetDuration(v, kShortest, kLongest, &o->store.reservation_grace);
+       }},
+      {"--heartbeat", [](absl::string_view v,
+                         ServerOptions* o) { return SetDuration(v, kShortest, kLongestHeartbeat, &o->heartbeat); }},
       {"--drain-grace",
-       [](absl::string_view v, ServerOptions* o) { return SetDuration(v, absl::ZeroDuration(), &o->drain_grace); }},
+       [](absl::string_view v, ServerOptions* o) {
+         return SetDuration(v, absl::ZeroDuration(), kLongest, &o->drain_grace);
+       }},
   };
 }
 

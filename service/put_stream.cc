@@ -77,6 +77,7 @@ void PutStream::Advance() {
     reading_ = false;
     if (event == Event::kFailed) {
       half_closed_ = true;
+      write_->EndOfInput();
     } else if (!cancelled_ && !stop_) {
       refusal_ = Receive();
     }
@@ -118,14 +119,24 @@ absl::Status PutStream::Receive() {
     absl::StatusOr<BlockKey> key = FromProto(piece.block());
     if (key.ok()) {
       pieces.push_back({*key, piece.offset(), piece.checksum(), std::move(bytes)});
-    } else if (piece.offset() == 0) {  // one acknowledgement a block
-      ++context_->stats->put_blocks_failed;
-      v1::PutReply::Ack& ack = bad_keys_.emplace_back();
-      *ack.mutable_block() = piece.block();
-      SetStatus(key.status(), &ack);
+    } else {
+      RefuseBadKey(piece, key.status());
     }
   }
   return write_->Receive(frame->header.session(), pieces);
+}
+
+// One acknowledgement a block, as for those whose keys are good.
+void PutStream::RefuseBadKey(const v1::PutPiece& piece, const absl::Status& why) {
+  std::string key = piece.block().SerializeAsString();
+  const bool continues = piece.offset() > 0 && piece.offset() == bad_received_ && key == bad_block_;
+  bad_block_ = std::move(key);
+  bad_received_ = piece.offset() + piece.size();
+  if (continues) return;
+  ++context_->stats->put_blocks_failed;
+  v1::PutReply::Ack& ack = bad_keys_.emplace_back();
+  *ack.mutable_block() = piece.block();
+  SetStatus(why, &ack);
 }
 
 void PutStream::WriteAcks() {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <string>
 
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
@@ -42,6 +43,7 @@ class PutStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuf
   void Step();
   void Advance();
   absl::Status Receive();
+  void RefuseBadKey(const v1::PutPiece& piece, const absl::Status& why);
   void WriteAcks();
   void End(const absl::Status& status);
 
@@ -60,6 +62,8 @@ class PutStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuf
   grpc::ByteBuffer incoming_;
   grpc::ByteBuffer outgoing_;
   std::deque<v1::PutReply::Ack> bad_keys_;  // acknowledgements of blocks whose keys have no value of ours
+  std::string bad_block_;                   // the last one of these, as it came
+  uint64_t bad_received_ = 0;               // of it
   absl::Status refusal_;                    // why nothing more is read
   bool reading_ = false;
   bool writing_ = false;

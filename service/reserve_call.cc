@@ -6,7 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "grpcpp/server_context.h"
+#include "kvferry/v1/cache.pb.h"
 #include "proto/codec.h"
+#include "proto/frame.h"
+#include "service/request.h"
 #include "storage/base/status.h"
 
 namespace kvferry {
@@ -17,14 +20,16 @@ constexpr absl::Duration kMaxWait = absl::Hours(1);
 }  // namespace
 
 grpc::ServerUnaryReactor* ReserveCall::Start(ServiceContext* context, grpc::CallbackServerContext* call,
-                                             const v1::ReserveRequest* request, v1::ReserveReply* reply) {
+                                             const grpc::ByteBuffer& request, grpc::ByteBuffer* reply) {
   auto self = std::make_shared<ReserveCall>(context, reply);
   context->streams->Add(self);
-  if (const absl::Status status = self->Open(call, *request); !status.ok()) self->Answer(status);
+  if (const absl::Status status = self->Open(call, request); !status.ok()) self->Answer(status);
   return self.get();
 }
 
-absl::Status ReserveCall::Open(grpc::CallbackServerContext* call, const v1::ReserveRequest& request) {
+absl::Status ReserveCall::Open(grpc::CallbackServerContext* call, const grpc::ByteBuffer& bytes) {
+  v1::ReserveRequest request;
+  KVFERRY_RETURN_IF_ERROR(ReadRequest(bytes, context_->stats, &request));
   if (context_->draining) return absl::UnavailableError("the service is draining and reserves no memory");
   if (request.count() == 0 || request.count() > uint32_t{kMaxChunksInCall}) {
     return absl::InvalidArgumentError(absl::StrCat("count is ", request.count(), ", expected 1 to ", kMaxChunksInCall));
@@ -69,7 +74,9 @@ void ReserveCall::Reserved(absl::StatusOr<std::vector<std::unique_ptr<ChunkWrite
     chunks_->Drop(keys);
     return;
   }
-  for (const ChunkKey& key : keys) ToProto(key.id, reply_->add_ids());
+  v1::ReserveReply reply;
+  for (const ChunkKey& key : keys) ToProto(key.id, reply.add_ids());
+  *reply_ = EncodeMessage(reply);
   Finish(grpc::Status::OK);
 }
 

@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "kvferry/v1/cache.pb.h"
 #include "service/live_streams.h"
 #include "service/service_context.h"
 #include "storage/base/mutex.h"
@@ -21,11 +21,11 @@ class ReserveCall : public grpc::ServerUnaryReactor,
                     public LiveStream,
                     public std::enable_shared_from_this<ReserveCall> {
  public:
-  // The reactor of one call; it lives until gRPC is done with it, and until then request and reply do.
+  // The reactor of one call; it lives until gRPC is done with it, and until then the reply does.
   static grpc::ServerUnaryReactor* Start(ServiceContext* context, grpc::CallbackServerContext* call,
-                                         const v1::ReserveRequest* request, v1::ReserveReply* reply);
+                                         const grpc::ByteBuffer& request, grpc::ByteBuffer* reply);
 
-  ReserveCall(ServiceContext* context, v1::ReserveReply* reply) : context_(context), reply_(reply) {}
+  ReserveCall(ServiceContext* context, grpc::ByteBuffer* reply) : context_(context), reply_(reply) {}
 
   void OnCancel() override;
   void OnDone() override { context_->streams->Remove(this); }
@@ -33,12 +33,12 @@ class ReserveCall : public grpc::ServerUnaryReactor,
   bool is_bulk() const override { return false; }
 
  private:
-  absl::Status Open(grpc::CallbackServerContext* call, const v1::ReserveRequest& request);
+  absl::Status Open(grpc::CallbackServerContext* call, const grpc::ByteBuffer& bytes);
   void Reserved(absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>> writers);
   void Answer(const absl::Status& status);
 
   ServiceContext* const context_;
-  v1::ReserveReply* const reply_;              // written before the answer alone
+  grpc::ByteBuffer* const reply_;              // written before the answer alone
   std::shared_ptr<SessionChunks> chunks_;      // constant after Open
   std::shared_ptr<const ChunkLayout> layout_;  // constant after Open
   std::atomic<bool> answered_{false};

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "google/protobuf/stubs/logging.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/security/server_credentials.h"
@@ -44,6 +45,8 @@ void InstallPlugins() {
   static const bool once = [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    // It writes a line for every string that is no UTF-8: whoever sends many could fill a disk. Who sends it is told.
+    google::protobuf::SetLogHandler(nullptr);
     return true;
   }();
   (void)once;

@@ -7,10 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
+#include "service/request.h"
 
 namespace kvferry {
 
-grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* SessionStream::Start(ServiceContext* context) {
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* SessionStream::Start(ServiceContext* context) {
   auto stream = std::make_shared<SessionStream>(context);
   context->streams->Add(stream);
   stream->Kick();
@@ -85,21 +86,26 @@ void SessionStream::Step() {
 }
 
 void SessionStream::Receive() {
+  v1::SessionRequest request;
+  if (absl::Status status = ReadRequest(incoming_, context_->stats, &request); !status.ok()) {
+    Want(std::move(status));
+    return;
+  }
   if (!attached_) {
-    if (incoming_.has_hello()) {
-      Hello(incoming_.hello());
+    if (request.has_hello()) {
+      Hello(request.hello());
     } else {
       Want(absl::InvalidArgumentError("the first message of a session must be `hello`"));
     }
     return;
   }
   context_->sessions->Heard(attachment_);
-  switch (incoming_.kind_case()) {
+  switch (request.kind_case()) {
     case v1::SessionRequest::kHeartbeat:
       owe_heartbeat_ = true;
       break;
     case v1::SessionRequest::kRelease:
-      Release(incoming_.release());
+      Release(request.release());
       break;
     case v1::SessionRequest::kBye:
       context_->sessions->End(attachment_);
@@ -190,8 +196,9 @@ void SessionStream::Welcome(const absl::StatusOr<ClientSessions::Attachment>& at
 
 void SessionStream::Write() {
   if (ending_.has_value() && !owe_drain_) return;
+  v1::SessionReply reply;
   if (std::exchange(owe_welcome_, false)) {
-    v1::SessionReply::Welcome* welcome = outgoing_.mutable_welcome();
+    v1::SessionReply::Welcome* welcome = reply.mutable_welcome();
     welcome->set_session(attachment_.session);
     welcome->set_boot(context_->boot);
     welcome->set_version(version_);
@@ -200,12 +207,13 @@ void SessionStream::Write() {
     welcome->set_resumed(attachment_.resumed);
     welcome->set_released(chunks_->released());
   } else if (std::exchange(owe_drain_, false)) {
-    outgoing_.mutable_drain();
+    reply.mutable_drain();
   } else if (std::exchange(owe_heartbeat_, false)) {
-    outgoing_.mutable_heartbeat()->set_released(chunks_->released());
+    reply.mutable_heartbeat()->set_released(chunks_->released());
   } else {
     return;
   }
+  outgoing_ = EncodeMessage(reply);
   writing_ = true;
   StartWrite(&outgoing_);
 }

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
+#include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "kvferry/v1/cache.pb.h"
 #include "service/client_sessions.h"
@@ -18,12 +19,12 @@ namespace kvferry {
 
 // Hello first, then heartbeats and releases; what is to be sent is a set of flags, so nothing can pile up. Threads:
 // gRPC's and the session table's; all work is done in Step, one at a time.
-class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>,
+class SessionStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                       public LiveStream,
                       public std::enable_shared_from_this<SessionStream> {
  public:
   // The reactor of one call; it lives until gRPC is done with it.
-  static grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* Start(ServiceContext* context);
+  static grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Start(ServiceContext* context);
 
   explicit SessionStream(ServiceContext* context) : context_(context) { ++context_->stats->session_streams; }
   ~SessionStream() override { --context_->stats->session_streams; }
@@ -64,8 +65,8 @@ class SessionStream : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Ses
   std::optional<absl::Status> closed_ ABSL_GUARDED_BY(mu_);  // by the table
 
   // Touched in Step alone.
-  v1::SessionRequest incoming_;
-  v1::SessionReply outgoing_;
+  grpc::ByteBuffer incoming_;
+  grpc::ByteBuffer outgoing_;
   ClientSessions::Attachment attachment_;
   std::shared_ptr<SessionChunks> chunks_;  // of the session, once attached
   uint32_t version_ = 0;                   // of the protocol, agreed on

@@ -26,11 +26,7 @@ absl::Status WriteSession::Receive(SessionId session, absl::Span<const PutPiece>
     const bool continues =
         block_.open && piece.block == block_.key && piece.offset == block_.received && piece.offset > 0;
     if (!continues) {
-      if (block_.open && !block_.failed) {
-        Fail(absl::InvalidArgumentError(absl::StrCat("only ", block_.received, " of the ", block_.size,
-                                                     " bytes of block ", ToString(block_.key),
-                                                     " came before another one began")));
-      }
+      FailIfOpen("another one began");
       Begin(session, chunks, piece, size);
     }
     if (block_.failed) {
@@ -154,6 +150,8 @@ void WriteSession::AckFromStore(SessionId session, const PutPiece& piece) {
       });
 }
 
+void WriteSession::EndOfInput() { FailIfOpen("the stream ended"); }
+
 void WriteSession::Close() {
   Unclaim();
   block_ = Block();
@@ -164,6 +162,12 @@ void WriteSession::Fail(absl::Status status) {
   block_.failed = true;
   ++stats_->put_blocks_failed;
   PushAck(block_.key, std::move(status), false);
+}
+
+void WriteSession::FailIfOpen(absl::string_view when) {
+  if (!block_.open || block_.failed) return;
+  Fail(absl::InvalidArgumentError(absl::StrCat("only ", block_.received, " of the ", block_.size, " bytes of block ",
+                                               ToString(block_.key), " came before ", when)));
 }
 
 void WriteSession::Unclaim() {

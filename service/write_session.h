@@ -9,6 +9,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "service/client_sessions.h"
 #include "service/service_stats.h"
@@ -43,7 +44,7 @@ struct PutAck {
 // Between two calls of Receive only a weak reference to the chunk is kept: a client that stalls in the middle of a
 // block does not keep the memory from its next owner.
 //
-// Threads: Receive, idle and Close by one thread at a time; the others by any.
+// Threads: Receive, EndOfInput, idle and Close by one thread at a time; the others by any.
 class WriteSession : public std::enable_shared_from_this<WriteSession> {
  public:
   // `on_acks` is called, never under a lock, when there are acknowledgements to take and none were before.
@@ -52,6 +53,8 @@ class WriteSession : public std::enable_shared_from_this<WriteSession> {
 
   // NOT_FOUND if the session is not there any more; then none of the pieces was looked at.
   absl::Status Receive(SessionId session, absl::Span<const PutPiece> pieces);
+  // The client sends no more: a block that is not whole has failed.
+  void EndOfInput();
   // Gives up a block that is not whole. No more Receive after it.
   void Close();
 
@@ -77,6 +80,7 @@ class WriteSession : public std::enable_shared_from_this<WriteSession> {
   void Commit(const ChunksPtr& chunks, std::shared_ptr<ReservedChunk> chunk, uint64_t checksum);
   void AckFromStore(SessionId session, const PutPiece& piece);  // for a block that is not reserved
   void Fail(absl::Status status);
+  void FailIfOpen(absl::string_view when);
   void Unclaim();
   void PushAck(const BlockKey& key, absl::Status status, bool was_pending);
 

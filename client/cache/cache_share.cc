@@ -24,7 +24,8 @@ absl::StatusOr<SharedCache> CacheImpl::Share(absl::Duration ttl) {
     return absl::FailedPreconditionError("no other process can reach an embedded store");
   }
   KVFERRY_RETURN_IF_ERROR(CheckEpoch());
-  ferrying_ = true;
+  KVFERRY_RETURN_IF_ERROR(OpenNamespace());
+  learnt_ = ferrying_ = true;
   KVFERRY_RETURN_IF_ERROR(Flush(AnswerBy()));
 
   SharedCache shared;

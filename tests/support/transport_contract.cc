@@ -150,6 +150,31 @@ TEST_P(TransportContract, PublishedChunksAreFoundByOthers) {
   EXPECT_EQ(other->Lookup({names[3], names[0]}, false, Soon())->chunks, 0) << "only leading chunks count";
 }
 
+TEST_P(TransportContract, ATicketOutlivesWhoSharedAndServesWhoRedeems) {
+  auto host = GetParam().open(64 * kMiB);
+  auto owner = host->Connect(), other = host->Connect();
+  const NamespaceSpec spec = SpecOf({5000, 6000});
+  const NamespaceId ns = Open(owner.get(), spec);
+  const ChunkKey first = PutChunk(owner.get(), ns, 2, 10), second = PutChunk(owner.get(), ns, 2, 20);
+  const absl::StatusOr<uint64_t> ticket = owner->Share({second, first}, absl::Minutes(1), Soon());
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  owner->Close();
+  ASSERT_EQ(Open(other.get(), spec), ns);
+  const absl::StatusOr<RedeemResult> redeemed = other->Redeem(*ticket, Soon());
+  ASSERT_TRUE(redeemed.ok()) << redeemed.status();
+  EXPECT_EQ(redeemed->epoch, other->epoch());
+  ASSERT_EQ(redeemed->keys.size(), 2u);
+  for (int i = 0; i < 2; ++i) {
+    absl::StatusOr<BlockView> block = GetOne(other.get(), {redeemed->keys[i], 1});
+    ASSERT_TRUE(block.ok()) << block.status();
+    EXPECT_EQ(Bytes(*block), Pattern(i == 0 ? 21 : 11, 6000));
+  }
+  EXPECT_EQ(other->Redeem(*ticket + 1, Soon()).status().code(), Code::kNotFound);
+  const absl::Status refused = other->Share({redeemed->keys[0]}, absl::Hours(1000), Soon()).status();
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument) << refused;
+  EXPECT_TRUE(other->Share({redeemed->keys[0]}, absl::Seconds(1), Soon()).ok()) << "what was shared can be shared on";
+}
+
 // B29: of several writers of one name the first one stays; nobody's bytes are mixed.
 TEST_P(TransportContract, OnePublisherOfANameWins) {
   constexpr int kWriters = 8;
