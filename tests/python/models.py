@@ -1,66 +1,113 @@
-"""Tiny random models of the architectures whose layers are all full attention, and the ways text is generated."""
+"""Tiny random models with every kind of cache layer, and the ways text is generated."""
 
+import copy
 import functools
 
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BloomConfig,
-    BloomForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, EncoderDecoderCache
 
 LAYERS = 4
 VOCABULARY = 96
-_GROUPED = dict(
-    vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=LAYERS, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.2, bos_token_id=1, eos_token_id=None,
-    pad_token_id=0,
+_TOKENS = dict(vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=None, pad_token_id=0)
+_GROUPED = _TOKENS | dict(
+    hidden_size=64, intermediate_size=96, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=512, initializer_range=0.2,
 )  # fmt: skip
-_BUILDERS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_GROUPED)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=24)),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCABULARY, n_embd=48, n_layer=LAYERS, n_head=3, n_positions=512, initializer_range=0.2,
-                   bos_token_id=1, eos_token_id=None, pad_token_id=0)
+_GEMMA = _GROUPED | dict(head_dim=24, query_pre_attn_scalar=24, sliding_window=16)
+_EXPERTS = dict(num_experts=4, num_experts_per_tok=2)
+_LATENT = dict(
+    num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=24, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=20,
+    n_routed_experts=4, num_experts_per_tok=2, topk_group=1, moe_intermediate_size=48,
+)  # fmt: skip
+_UNTIED = dict(tie_word_embeddings=False)  # or they say the last token again for ever
+# By the model_type of transformers, or a name of ours. All windows but one are far shorter than the prompts.
+_CONFIGS = {
+    "llama": _GROUPED,
+    "qwen2": _GROUPED,
+    "qwen3": _GROUPED | dict(head_dim=24),
+    "gpt2": _TOKENS | dict(n_embd=48, n_layer=LAYERS, n_head=3, n_positions=512, initializer_range=0.2),
+    "bloom": _TOKENS | _UNTIED | dict(hidden_size=48, n_layer=LAYERS, n_head=4, initializer_range=0.2),
+    "qwen3_moe": _GROUPED | _EXPERTS | dict(head_dim=24, moe_intermediate_size=48, initializer_range=0.3),
+    "deepseek_v3": _GROUPED | _LATENT | dict(n_group=2, first_k_dense_replace=1, num_mtp_layers=0),
+    "glm_moe_dsa": _GROUPED | _LATENT | dict(n_group=1, index_topk=16, index_head_dim=16, index_n_heads=2),
+    "mistral": _GROUPED | dict(sliding_window=16),
+    "mistral_wide": _GROUPED | dict(model_type="mistral", sliding_window=400),
+    "gemma2": _GEMMA | _UNTIED,
+    "gemma3": _GEMMA | _UNTIED | dict(model_type="gemma3_text", num_hidden_layers=6, sliding_window_pattern=3),
+    "gemma3n": _GROUPED | _UNTIED | dict(
+        model_type="gemma3n_text", num_hidden_layers=5, sliding_window=16, num_kv_shared_layers=2, head_dim=24,
+        layer_types=[f"{kind}_attention" for kind in ("sliding", "full", "full", "sliding", "full")], laurel_rank=8,
+        hidden_size_per_layer_input=16, vocab_size_per_layer_input=VOCABULARY, altup_num_inputs=2,
     ),
-    "bloom": lambda: BloomForCausalLM(
-        BloomConfig(vocab_size=VOCABULARY, hidden_size=48, n_layer=LAYERS, n_head=4, initializer_range=0.2,
-                    bos_token_id=1, eos_token_id=None, pad_token_id=0)
+    "llama4": _GROUPED | dict(
+        model_type="llama4_text", head_dim=24, intermediate_size_mlp=96, num_local_experts=4, num_experts_per_tok=1,
+        attention_chunk_size=16, no_rope_layers=[1, 0] * 2, moe_layers=[1, 3],
+    ),
+    "gpt_oss": _GROUPED | dict(
+        head_dim=24, sliding_window=16, num_local_experts=4, num_experts_per_tok=2,
+        rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                             truncate=False, original_max_position_embeddings=128),
+    ),
+    "jamba": _GROUPED | _EXPERTS | dict(attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8, mamba_dt_rank=4),
+    "zamba2": _GROUPED | dict(
+        num_key_value_heads=4, layers_block_type=["mamba", "hybrid"] * 2, mamba_d_state=8, n_mamba_heads=4,
+        chunk_size=8, num_mem_blocks=2, use_mem_rope=True, use_shared_attention_adapter=True, adapter_rank=4,
+    ),
+    "qwen3_next": _GROUPED | _EXPERTS | dict(
+        head_dim=24, moe_intermediate_size=48, shared_expert_intermediate_size=48, full_attention_interval=2,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
+    ),
+    "lfm2": _GROUPED | _UNTIED | dict(layer_types=["conv", "full_attention"] * 2, block_auto_adjust_ff_dim=False),
+    "mamba": _TOKENS | _UNTIED | dict(
+        hidden_size=48, state_size=8, num_hidden_layers=LAYERS, time_step_rank=4, initializer_range=0.3
+    ),
+    "bart": _TOKENS | dict(
+        d_model=48, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=256, max_position_embeddings=256, init_std=1.2, decoder_start_token_id=2,
+        forced_eos_token_id=None,
+    ),
+    "t5": _TOKENS | dict(
+        d_model=48, d_kv=16, d_ff=64, num_layers=3, num_decoder_layers=3, num_heads=4, initializer_factor=2.0,
+        decoder_start_token_id=2, feed_forward_proj="gated-gelu",
     ),
 }  # fmt: skip
-MODELS = tuple(_BUILDERS)
-_SPECIAL = dict(
-    vocab_size=VOCABULARY, d_model=48, bos_token_id=1, eos_token_id=None, pad_token_id=0, decoder_start_token_id=2
-)
-_BUILDERS |= {  # encoder-decoder models
-    "bart": lambda: BartForConditionalGeneration(
-        BartConfig(**_SPECIAL, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=4,
-                   encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=256, init_std=0.3,
-                   forced_eos_token_id=None)
-    ),
-    "t5": lambda: T5ForConditionalGeneration(
-        T5Config(**_SPECIAL, d_kv=12, d_ff=64, num_layers=3, num_decoder_layers=3, num_heads=4)
-    ),
-}  # fmt: skip
+MODELS = tuple(_CONFIGS)
+FULL_ATTENTION = MODELS[:5]  # every layer of these is offloaded
 
 
 @functools.cache
 def tiny(name: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """The model, the same in every run."""
     torch.manual_seed(7)
-    return _BUILDERS[name]().to(dtype).eval()
+    config = AutoConfig.for_model(**dict(model_type=name) | _CONFIGS[name])
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return kind.from_config(config).to(dtype).eval()
+
+
+@functools.cache
+def draft(model: torch.nn.Module) -> torch.nn.Module:
+    """An assistant that is right some of the time: the model with a little noise."""
+    assistant, generator = copy.deepcopy(model), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in assistant.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight += 0.1 * weight.float().std(correction=0) * noise
+    assistant.generation_config.num_assistant_tokens = 3
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    assistant.generation_config.assistant_confidence_threshold = 0.0  # else it is adapted from run to run
+    return assistant
+
+
+def halves(cache) -> list:
+    """The caches that a cache is made of: two for an encoder-decoder model."""
+    pair = isinstance(cache, EncoderDecoderCache)
+    return [cache.self_attention_cache, cache.cross_attention_cache] if pair else [cache]
+
+
+def cache_for(model: torch.nn.Module, make, **options):
+    """What the model's generate takes: a cache of the kind `make`, or a pair of them."""
+    caches = [make(config=model.config, **options) for _ in range(1 + model.config.is_encoder_decoder)]
+    return EncoderDecoderCache(*caches) if len(caches) == 2 else caches[0]
 
 
 def prompt(tokens: int, rows: int = 1, seed: int = 0) -> torch.Tensor:
@@ -119,4 +166,9 @@ def chat(model, cache):
     return ids, tuple(logits)
 
 
-WAYS = {f.__name__: f for f in (greedy, sampling, beams, padded, chunked, lookup, chat)}
+def assisted(model, cache):
+    """Drafts from another model: as lookup, but nearly every step takes some back."""
+    return _generate(model, cache, prompt(57), 12, assistant_model=draft(model))
+
+
+WAYS = {f.__name__: f for f in (greedy, sampling, beams, padded, chunked, lookup, chat, assisted)}

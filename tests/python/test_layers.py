@@ -148,6 +148,33 @@ def test_crop_before_the_first_update(store):
     assert cache.get_seq_length() == 0
 
 
+def test_what_is_left_of_a_cropped_cache(store):
+    """As in transformers: tensors without tokens, and the next update may bring another batch."""
+    cache = new(store, "full_attention", "sliding_attention", "hybrid")
+    for layer in range(3):
+        cache.update(*kv(5, batch=2), layer)
+    cache.crop(-7)
+    for layer in cache.layers:
+        assert layer.keys.shape == (2, 2, 0, 4) and layer.values.dtype == torch.float32
+    for layer in range(3):
+        cache.update(*kv(5, batch=3), layer)
+    assert cache.layers[0].keys.shape == (3, 2, 5, 4)
+    cache.reset()
+    assert cache.layers[0].keys is None
+
+
+@pytest.mark.parametrize("rows", [(0, 2), [2, 1], torch.tensor([True, False, True]), slice(1, None), range(2)])
+def test_rows_may_be_given_in_any_way_that_tensors_allow(store, rows):
+    cache, oracle = new(store, "full_attention", "sliding_attention"), DynamicCache()
+    for layer in range(2):
+        for held in (cache, oracle):
+            held.update(*kv(3, batch=3), layer)
+    for held in (cache, oracle):
+        held.batch_select_indices(rows)
+    for layer in range(2):
+        assert torch.equal(cache.layers[layer].keys, oracle.layers[layer].keys)
+
+
 def bad_tensors():
     good = torch.zeros(2, 2, 1, 4)
     return [

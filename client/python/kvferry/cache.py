@@ -328,7 +328,7 @@ class OffloadedCache(DynamicCache):
         lengths = [layer.get_seq_length() for layer in self.layers if isinstance(layer, CacheLayerMixin)]
         if n > 0 and lengths and n >= max(lengths):
             self._ferry.check()
-            self.reset()
+            self._clear("emptied")
             return
         self._change("crop", -n, core=lambda: self._ferry.crop(n))
         self._planned = min(self._planned, max(lengths, default=0) - n)
@@ -346,10 +346,10 @@ class OffloadedCache(DynamicCache):
         self._change("batch_repeat_interleave", repeats, core=lambda: self._ferry.select_rows(rows), growth=repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keeps the rows that `indices` (numbers, a mask or a slice) selects. Sends no byte of KV."""
+        """Keeps the rows that `indices` (numbers, a mask, a slice) selects, in their order. Sends no byte of KV."""
         chosen = indices.cpu() if isinstance(indices, torch.Tensor) else indices
         batch = self._ferry.core.batch
-        rows = torch.arange(batch)[chosen].tolist()
+        rows = torch.arange(batch)[chosen, ...].tolist()
         growth = len(rows) / batch if batch else 1
         self._change("batch_select_indices", indices, core=lambda: self._ferry.select_rows(rows), growth=growth)
 
@@ -377,10 +377,11 @@ class OffloadedCache(DynamicCache):
 
     def reset(self) -> None:
         """Empties the cache and releases its blocks. Mends a cache in which a forward pass broke off."""
+        self._clear("forget")
+
+    def _clear(self, method: str) -> None:
         for layer in self.layers:
-            cls = device_class(layer)
-            if cls is not None:
-                cls.reset(layer)
+            getattr(layer, method, layer.reset)()
         self._ferry.reset()
         self._begin()
 
@@ -417,8 +418,9 @@ class OffloadedCache(DynamicCache):
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]]:
         """(keys, values, window) of each layer, tensors that are the caller's; the window, a tensor of one number, is
-        None where attention is full. A layer without keys gives (None, None, None). A cache that is made of these,
-        type(cache)(map(gather, zip(*caches))), has true lengths and the states too."""
+        None where attention is full. A layer without keys gives (None, None, None). A cache that is made of such
+        iterators, type(cache)(map(gather, zip(*caches))), has true lengths and the states too; one that is made of a
+        list of them has what the list holds."""
         for number, layer in enumerate(self.layers):
             if isinstance(layer, OffloadedLayer):
                 keys, values = layer.read()

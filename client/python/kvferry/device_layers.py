@@ -40,7 +40,7 @@ class WindowLayer(DynamicSlidingWindowLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends [B, H, new, D]; returns what these tokens attend to, [B, H, at most sliding_window - 1 + new, D]."""
-        empty = self.keys is None or self.keys.dim() != 4
+        empty = self.cumulative_length == 0
         first = (None, None) if empty else (self.keys, self.values)
         _torch.check_update(key_states, value_states, *first, self.number)
         if not self.is_initialized:
@@ -77,9 +77,9 @@ class WindowLayer(DynamicSlidingWindowLayer):
         only activate_past_recording() keeps them."""
         n, held = -tokens_to_remove, 0 if self.cumulative_length == 0 else self.keys.shape[-2]
         if n >= self.cumulative_length:
-            recording = self.record_past
-            self.reset()
-            self.record_past = recording
+            if self.cumulative_length:
+                self.keys, self.values = (tensor[:, :, :0].clone() for tensor in (self.keys, self.values))
+                self.cumulative_length = 0
             return
         keep = min(self.sliding_window - 1, self.cumulative_length - n)
         if held - n < keep and n > 0:
@@ -97,6 +97,10 @@ class WindowLayer(DynamicSlidingWindowLayer):
     def reset(self) -> None:
         super().reset()
         self.record_past = False
+
+    def emptied(self) -> None:
+        """The cache is cropped to nothing: keys and values are tensors without tokens then."""
+        self.crop(-self.cumulative_length)
 
 
 class StateLayer(LinearAttentionLayer):
@@ -244,6 +248,9 @@ class WindowStateLayer(StateLayer, WindowLayer):
 
     def reset(self) -> None:
         self._both("reset")
+
+    def emptied(self) -> None:
+        self.reset()
 
     def offload(self) -> None:
         """Nothing: the layer stays on the device."""

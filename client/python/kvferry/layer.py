@@ -176,12 +176,15 @@ class OffloadedLayer(CacheLayerMixin):
         self._ferry = ferry
         self._index = index  # among the offloaded layers
         self.device: torch.device | None = None  # of the first update
+        self._shapes: list[tuple] | None = None  # heads, dim and dtype of keys and values, of the first update
+        self._empty: list[torch.Tensor] | None = None  # keys and values after a crop that left none
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.get_seq_length()} tokens)"
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.device = key_states.device
+        self._shapes = [(t.shape[1], t.shape[3], t.dtype) for t in (key_states, value_states)]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
@@ -192,9 +195,24 @@ class OffloadedLayer(CacheLayerMixin):
         Raises kvferry.Error; see OffloadedCache.
         """
         both = self._ferry.update(key_states, value_states, self._index)
-        if self.device is None:
+        if self._shapes is None:
             self.lazy_initialization(key_states, value_states)
+        self._empty = None
         return both
+
+    def emptied(self) -> None:
+        """The cache is cropped to nothing: as in transformers, keys and values are tensors without tokens then."""
+        empty, rows, device = None, self._ferry.core.batch, self.device
+        if self._shapes is not None:
+            empty = [torch.empty(rows, heads, 0, dim, dtype=t, device=device) for heads, dim, t in self._shapes]
+        self.forget()
+        self._empty = empty
+
+    def forget(self) -> None:
+        """The cache is reset: the next update may bring anything."""
+        if self.device_class is not None:
+            self.device_class.reset(self)
+        self.device = self._shapes = self._empty = None
 
     def read(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Fresh tensors with all the layer holds, which the caller owns; (None, None) before the first update."""
@@ -202,7 +220,7 @@ class OffloadedLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> torch.Tensor | None:
-        return self._ferry.read_side(self._index, 0)
+        return self._empty[0] if self._empty is not None else self._ferry.read_side(self._index, 0)
 
     @keys.setter
     def keys(self, tensor: torch.Tensor | None) -> None:
@@ -210,7 +228,7 @@ class OffloadedLayer(CacheLayerMixin):
 
     @property
     def values(self) -> torch.Tensor | None:
-        return self._ferry.read_side(self._index, 1)
+        return self._empty[1] if self._empty is not None else self._ferry.read_side(self._index, 1)
 
     @values.setter
     def values(self, tensor: torch.Tensor | None) -> None:
@@ -224,6 +242,7 @@ class OffloadedLayer(CacheLayerMixin):
                 f"OffloadedLayer.{name} is a {type(tensor).__name__}, expected a tensor [batch, heads, tokens, dim];"
                 " cache.reset() empties all layers"
             )
+        self._empty = None
         self._ferry.assign(self._index, side, tensor)
 
     @property
