@@ -1,17 +1,16 @@
 """The text with OffloadedCache is the text with DynamicCache: token ids identical, logits equal bit for bit."""
 
-import functools
-
+import matrix
 import pytest
 import torch
-from models import LAYERS, MODELS, WAYS, tiny
-from transformers import DynamicCache
+from matrix import check_traffic, compare, stock
+from models import FULL_ATTENTION, LAYERS, WAYS, tiny
 
 from kvferry import OffloadedCache
 
 # (block_tokens, resident_layers). No resident_layers: nothing leaves the device.
 SETTINGS = [(tokens, resident) for tokens in (4, 16, 64) for resident in (0, 1, LAYERS, None)]
-SOME_SETTINGS = [(4, 1), (16, LAYERS), (64, 0), (16, None)]
+SOME_SETTINGS = [(16, LAYERS), (64, 0), (16, None)]  # small blocks: test_matrix.py
 
 
 def _settings(name, dtype, some):
@@ -34,65 +33,37 @@ class BoundedCache(OffloadedCache):
         return out
 
 
-@functools.cache
-def expected(name: str, dtype: torch.dtype, way: str):
-    model = tiny(name, dtype)
-    return WAYS[way](model, DynamicCache(config=model.config))
-
-
 def check(name, dtype, way, store, block_tokens, resident_layers, **options):
-    model = tiny(name, dtype)
-    cache = BoundedCache(
-        config=model.config, store=store, block_tokens=block_tokens, resident_layers=resident_layers, **options
-    )
-    ids, logits = WAYS[way](model, cache)
-    expected_ids, expected_logits = expected(name, dtype, way)
-    where = f"block_tokens={block_tokens} resident_layers={resident_layers} {options}"
-    assert torch.equal(ids, expected_ids), where
-    assert len(logits) == len(expected_logits), where
-    for step, (ours, theirs) in enumerate(zip(logits, expected_logits)):
-        assert torch.equal(ours, theirs), f"{where}: logits of step {step}"
-    assert cache.updates, where
+    options |= dict(store=store, block_tokens=block_tokens, resident_layers=resident_layers)
+    cache = matrix.check(name, dtype, way, BoundedCache, **options)
+    assert cache.updates, options
     return cache
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FULL_ATTENTION)
 def test_embedded(embedded_store, name, dtype, way):
     for block_tokens, resident_layers in _settings(name, dtype, SOME_SETTINGS):
         cache = check(name, dtype, way, embedded_store, block_tokens, resident_layers)
-        stats = cache.stats()
-        if resident_layers is not None:
-            assert stats.blocks_put > 0, (block_tokens, resident_layers)
-            assert (stats.blocks_got > 0) == (resident_layers < LAYERS), (block_tokens, resident_layers)
-        else:
-            assert stats.blocks_put == 0 and stats.blocks_got == 0
+        check_traffic(cache, resident_layers)
+        if resident_layers == 1:
+            assert cache.stats().blocks_got > 0, block_tokens
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FULL_ATTENTION)
 def test_grpc(grpc_store, name, dtype, way):
-    for block_tokens, resident_layers in _settings(name, dtype, [(4, 0), (64, 1)]):
-        cache = check(name, dtype, way, grpc_store, block_tokens, resident_layers)
-        cache.flush()
-        stats = cache.stats()
-        assert (stats.blocks_put > 0) == (resident_layers is not None), (block_tokens, resident_layers)
-        if resident_layers == 0:  # all are put, so the store must have had some of them when they were read
-            assert stats.blocks_got > 0, block_tokens
-        if resident_layers in (LAYERS, None):
-            assert stats.blocks_got == 0, (block_tokens, resident_layers)
+    for block_tokens, resident_layers in _settings(name, dtype, [(64, 1)]):
+        check_traffic(check(name, dtype, way, grpc_store, block_tokens, resident_layers), resident_layers)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_learns_the_layers_without_a_config(store, way):
     model = tiny("llama")
     cache = OffloadedCache(store=store, block_tokens=4, resident_layers=1)
-    ids, logits = WAYS[way](model, cache)
-    expected_ids, expected_logits = expected("llama", torch.float32, way)
-    assert torch.equal(ids, expected_ids)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(logits, expected_logits, strict=True))
+    compare("llama", WAYS[way](model, cache), stock("llama", torch.float32, way))
     assert len(cache) == LAYERS and cache.stats().blocks_put > 0
 
 
