@@ -1,6 +1,5 @@
 #include "service/cache_service.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -129,10 +128,12 @@ absl::Status CacheService::DoLookup(const v1::LookupRequest& request, v1::Lookup
 
 absl::Status CacheService::DoShare(const v1::ShareRequest& request, v1::ShareReply* reply) {
   KVFERRY_ASSIGN_OR_RETURN(const std::vector<ChunkKey> keys, Keys(request.keys()));
-  // What is too long for a Duration is too long for a ticket.
-  const auto most = static_cast<uint64_t>(absl::ToInt64Milliseconds(kMaxTicketLife)) + 1;
-  const absl::Duration ttl = absl::Milliseconds(std::min(request.ttl_ms(), most));
-  KVFERRY_ASSIGN_OR_RETURN(const TicketId ticket, context_->store->Share(request.session(), keys, ttl));
+  const auto most = static_cast<uint64_t>(absl::ToInt64Milliseconds(kMaxTicketLife));
+  if (request.ttl_ms() == 0 || request.ttl_ms() > most) {  // it may be too long for a Duration
+    return absl::InvalidArgumentError(absl::StrCat("ttl_ms is ", request.ttl_ms(), ", expected 1 to ", most));
+  }
+  KVFERRY_ASSIGN_OR_RETURN(const TicketId ticket,
+                           context_->store->Share(request.session(), keys, absl::Milliseconds(request.ttl_ms())));
   reply->set_ticket(ticket);
   return absl::OkStatus();
 }

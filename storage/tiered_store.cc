@@ -267,7 +267,8 @@ absl::StatusOr<std::vector<ChunkKey>> TieredStore::Redeem(SessionId id, TicketId
   if (session == nullptr) return UnknownSession(id);
   const Session* ticket = state_->tickets.Find(ticket_id);
   if (ticket == nullptr || ticket->tenant != session->tenant) {
-    return absl::NotFoundError("redeem: no such ticket; it is over, or was never given");
+    return absl::NotFoundError(absl::StrCat("redeem: there is no ticket ", absl::Hex(ticket_id, absl::kZeroPad16),
+                                            "; it is over, or was never given"));
   }
   for (size_t i = 0; i < ticket->shared.size(); ++i) {
     const ChunkKey& key = ticket->shared[i];

@@ -24,6 +24,12 @@ uint64_t BytesOf(const KeysValues& t) {
   return t.defined() ? static_cast<uint64_t>(t.k.numel() * t.k.element_size() + t.v.numel() * t.v.element_size()) : 0;
 }
 
+uint64_t StorageBytes(const KeysValues& t) {
+  if (!t.defined()) return 0;
+  const uint64_t k = t.k.storage().nbytes();
+  return t.k.storage().is_alias_of(t.v.storage()) ? k : k + t.v.storage().nbytes();
+}
+
 GrowBuffer::GrowBuffer(GrowBuffer&& other) noexcept
     : ledger_(other.ledger_), buffers_(std::exchange(other.buffers_, {})), length_(std::exchange(other.length_, 0)) {}
 

@@ -13,6 +13,9 @@ namespace kvferry {
 // Bytes of the elements; 0 for undefined tensors.
 uint64_t BytesOf(const KeysValues& t);
 
+// Bytes of the memory that the tensors keep alive.
+uint64_t StorageBytes(const KeysValues& t);
+
 // Bytes held on the device now, and the most there ever were. One a cache.
 class DeviceLedger {
  public:
@@ -65,6 +68,7 @@ class GrowBuffer {
   GrowBuffer ShareWith(DeviceLedger* ledger) const;
 
   int64_t length() const { return length_; }
+  uint64_t bytes() const { return BytesOf(buffers_); }
   // Views of the columns held. They stay as they are while anybody holds them. Undefined where nothing was ever
   // appended.
   KeysValues View() const;

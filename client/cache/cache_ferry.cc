@@ -119,8 +119,13 @@ absl::StatusOr<int> CacheImpl::ResidentLayersFor(int64_t columns, int64_t batch)
                                                        shape.v.size(1) * shape.v.size(3) * shape.v.element_size()));
     const CacheLayerState& state = layers_[static_cast<size_t>(l)];
     input.plain.push_back(state.plain || state.turns_plain);
+    // Memory beyond what is planned for: of buffers that a crop left long, of views that keep more than they show.
+    const uint64_t planned = input.column_bytes.back() * static_cast<uint64_t>(batch) *
+                             static_cast<uint64_t>(state.plain ? columns : GrownCapacity(columns));
+    const uint64_t held = state.plain ? StorageBytes(state.whole) : state.buffer.bytes();
+    if (held > planned) input.aside += held - planned;
   }
-  input.aside = aside_;
+  input.aside += aside_;
   input.batch = batch;
   input.columns = columns;
   input.tail_columns = TailColumns();

@@ -116,7 +116,8 @@ class CacheImpl final : public Cache {
     }
   }
   absl::Status CheckWhole() const;
-  // FAILED_PRECONDITION if a layer in use is shorter than another.
+  // FAILED_PRECONDITION if a layer in use is shorter than another; of CheckInStep the cache is torn then.
+  absl::Status InStep() const;
   absl::Status CheckInStep();
 
   // cache_fetch.cc

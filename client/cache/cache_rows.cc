@@ -47,7 +47,8 @@ absl::Status CacheImpl::Crop(int64_t n) {
     Reset();
     return absl::OkStatus();
   }
-  KVFERRY_RETURN_IF_ERROR(CheckInStep());
+  KVFERRY_RETURN_IF_ERROR(CheckWhole());
+  KVFERRY_RETURN_IF_ERROR(InStep());
   ring_.Clear();
   ring_layer_ = -1;
   ahead_.clear();
@@ -172,8 +173,8 @@ absl::StatusOr<std::unique_ptr<Cache>> CacheImpl::Fork() {
     copy.length = state.length;
     copy.resident = state.resident;
     copy.plain = state.plain;
-    copy.whole = state.whole;
-    copy.whole_bytes = HeldBytes(&fork->ledger_, BytesOf(state.whole));
+    if (state.whole.defined()) copy.whole = {state.whole.k.clone(), state.whole.v.clone()};
+    copy.whole_bytes = HeldBytes(&fork->ledger_, StorageBytes(copy.whole));
     copy.buffer = state.buffer.ShareWith(&fork->ledger_);
     copy.base = state.base;
     copy.cut = state.cut;

@@ -11,7 +11,7 @@ namespace kvferry {
 
 absl::StatusOr<SharedCache> CacheImpl::Share(absl::Duration ttl) {
   KVFERRY_RETURN_IF_ERROR(CheckWhole());
-  KVFERRY_RETURN_IF_ERROR(CheckInStep());
+  KVFERRY_RETURN_IF_ERROR(InStep());
   const int64_t length = MaxLength();
   for (int l = 0; l < layers(); ++l) {
     const CacheLayerState& state = layers_[static_cast<size_t>(l)];

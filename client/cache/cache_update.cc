@@ -44,6 +44,16 @@ absl::Status CacheImpl::CheckWhole() const {
 
 // Layers that are in use and lag behind show that the forward pass before was broken off between two of them (an
 // exception in the model, an interrupt).
+absl::Status CacheImpl::InStep() const {
+  for (int l = 0; l < layers(); ++l) {
+    const int64_t length = layers_[static_cast<size_t>(l)].length;
+    if (length == 0 || length == MaxLength()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("layer ", Number(l), " holds ", length, " tokens, expected ", MaxLength(), " as the longest"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CacheImpl::CheckInStep() {
   for (int l = 0; l < layers() && torn_layer_ < 0; ++l) {
     const int64_t length = layers_[static_cast<size_t>(l)].length;
@@ -133,26 +143,33 @@ void CacheImpl::SetWhole(CacheLayerState& state, KeysValues whole) {
     state.buffer.Clear();
     state.refill.assign(rows_.size(), nullptr);
   }
-  state.whole_bytes = HeldBytes(&ledger_, BytesOf(whole));
+  state.whole_bytes = HeldBytes(&ledger_, StorageBytes(whole));
   state.whole = std::move(whole);
 }
 
 absl::Status CacheImpl::Assign(const at::Tensor& k, const at::Tensor& v, int layer) {
   KVFERRY_RETURN_IF_ERROR(CheckWhole());
-  if (SeqLength(layer) == 0) return Update(k, v, layer).status();
   KVFERRY_RETURN_IF_ERROR(CheckStates(k, v));
+  if (SeqLength(layer) == 0) {
+    if (MaxLength() == 0 || MaxLength() == k.size(2)) return Update(k, v, layer).status();
+    return absl::InvalidArgumentError(absl::StrCat("keys of layer ", Number(layer), " have ", k.size(2),
+                                                   " tokens, expected ", MaxLength(), " as the other layers"));
+  }
   KVFERRY_RETURN_IF_ERROR(CheckBatch(k, batch()));
   CacheLayerState& state = layers_[static_cast<size_t>(layer)];
+  const auto empty = [](const at::Tensor& t) { return EmptyLike(t, {t.size(0), t.size(1), 0, t.size(3)}); };
   return Guarded(layer, [&] {
+    const KeysValues before = std::exchange(state.shape, KeysValues{empty(k), empty(v)});
     state.turns_plain = !state.plain;
     const absl::Status planned = Plan(std::max(k.size(2), planned_), batch());
     state.turns_plain = false;
-    KVFERRY_RETURN_IF_ERROR(planned);
+    if (!planned.ok()) {
+      state.shape = before;
+      return planned;
+    }
     std::erase_if(ahead_, [layer](const Ahead& ahead) { return ahead.layer == layer; });
     SetWhole(state, {k, v});
     state.length = k.size(2);
-    const auto empty = [](const at::Tensor& t) { return EmptyLike(t, {t.size(0), t.size(1), 0, t.size(3)}); };
-    state.shape = {empty(k), empty(v)};
     return absl::OkStatus();
   });
 }

@@ -1,21 +1,20 @@
-"""A real language model reads a licence and answers a question about it, its KV cache in a kvferry store.
+"""A real language model reads licences and answers questions about them, its KV cache in a kvferry store.
 
 Run it by `./dev demo`. SmolLM2-135M-Instruct writes 64 tokens after about a thousand of context four times: with the
 caches of transformers, with an embedded store, and with a kvferryd that is started here, on a unix socket. The text has
 to be the same each time. The first time the words appear as they come is the one where the cache lies in kvferryd.
+
+The second act (second_act.py) has four conversations of 4,000 tokens in a process with memory for the KV of one.
 """
 
 import argparse
 import contextlib
-import json
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import smollm2
+import stage
 from smollm2 import progress
 
 NEW_TOKENS = 64
@@ -39,8 +38,15 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--question", default=QUESTION)
+    parser.add_argument("--check", action="store_true", help="second act: compare all texts with DynamicCache's")
     options = parser.parse_args()
+    first_act(options.question)
+    import second_act  # not before the first act has said that it loads torch
 
+    second_act.show(options.check)
+
+
+def first_act(question: str) -> None:
     print("\nkvferry: the KV cache of a language model, ferried to a store and back\n")
     with progress("Loading torch and transformers"):
         import torch
@@ -48,9 +54,9 @@ def main() -> None:
 
         import kvferry
     tokenizer, model = smollm2.load()
-    text = smollm2.licence(tokenizer, CONTEXT_TOKENS - len(tokenizer(options.question)["input_ids"]))
+    text = smollm2.licence(tokenizer, CONTEXT_TOKENS - len(tokenizer(question)["input_ids"]))
     inputs = tokenizer.apply_chat_template(
-        [{"role": "user", "content": f"{text}\n\n{options.question}"}],
+        [{"role": "user", "content": f"{text}\n\n{question}"}],
         add_generation_prompt=True, return_tensors="pt", return_dict=True,
     )  # fmt: skip
     context = inputs["input_ids"].shape[1]
@@ -90,17 +96,17 @@ def main() -> None:
     layers = model.config.num_hidden_layers
     rows = []
     with contextlib.ExitStack() as stack:
-        url = stack.enter_context(kvferryd())
+        url = stack.enter_context(stage.kvferryd("512MiB"))
         store = stack.enter_context(kvferry.connect(url))
         print(
             f"  SmolLM2-135M-Instruct, float32, {layers} layers, {torch.get_num_threads()} threads; the first "
             f"{RESIDENT_LAYERS} layers' cache stays, the other {layers - RESIDENT_LAYERS} live in kvferryd at\n"
             f"  {url}\n"
         )
-        print(f"{text[: text.index('.') + 1]}\n[... {context} tokens in all ...]\n\n> {options.question}\n")
+        print(f"{text[: text.index('.') + 1]}\n[... {context} tokens in all ...]\n\n> {question}\n")
         cache = kvferry.OffloadedCache(**settings, store=store)
         ours = run(
-            "kvferry over gRPC", cache, lambda: cache.stats().device_bytes, lambda: service_bytes(url), show=True
+            "kvferry over gRPC", cache, lambda: cache.stats().device_bytes, lambda: stage.service_bytes(url), show=True
         )
         stats = cache.stats()
         print("\nThe same again with other caches, to compare:\n")
@@ -122,58 +128,18 @@ def main() -> None:
         sys.exit(f"\nThe text of {' and '.join(wrong)} differs from DynamicCache's. This is a bug: please report it.")
 
 
-@contextlib.contextmanager
-def kvferryd():
-    """The URL of a kvferryd of our own, on a unix socket in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="kvferry-demo-") as folder:
-        socket, log = Path(folder, "kvferry.sock"), Path(folder, "log")
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                ["kvferryd", f"--listen=unix://{socket}", "--memory=512MiB"], stdout=out, stderr=subprocess.STDOUT
-            )
-        try:
-            deadline = time.monotonic() + 20
-            while not socket.exists():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    sys.exit(f"kvferryd did not start:\n{log.read_text()}")
-                time.sleep(0.02)
-            yield f"unix://{socket}"
-        finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-            process.kill()
-
-
-def service_bytes(url: str) -> int:
-    """Memory that the service says its chunks take."""
-    command = ["kvferryctl", f"--server={url}", "stats", "--json"]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    if out.returncode:
-        sys.exit(f"kvferryctl failed: {out.stderr}")
-    return json.loads(out.stdout)["values"]["memory_used_bytes"]
-
-
 def tensor_bytes(cache) -> int:
     return sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
 
 
 def show_table(rows: list[Row], size) -> None:
     head = ("", "text", "KV in the model's process", "KV in the service", "prefill", "tokens/s")
-    lines = [head] + [
+    lines = [
         (row.name, "identical" if row.text == rows[0].text else "DIFFERENT", size(row.held),
          "none" if row.service is None else size(row.service), f"{row.prefill:.2f} s", f"{row.rate:.1f}")
         for row in rows
     ]  # fmt: skip
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    print()
-    for number, line in enumerate(lines):
-        cells = [
-            f"{cell:<{width}}" if i < 2 else f"{cell:>{width}}" for i, (cell, width) in enumerate(zip(line, widths))
-        ]
-        print("  " + "   ".join(cells).rstrip())
-        if number == 0:
-            print("  " + "   ".join("-" * width for width in widths))
+    stage.print_table(head, lines, 2)
     print("\n  An embedded store is memory of the model's own process; over gRPC it is kvferryd's.")
 
 

@@ -1,12 +1,13 @@
 """Layers that stay on the device: windows, states, indexers; where transformers' own are wrong, ours are not."""
 
 import copy
+import pickle
 
 import pytest
 import torch
 from models import prompt
 from test_operations import config_of
-from transformers import DynamicCache, MistralConfig, MistralForCausalLM
+from transformers import DynamicCache, EncoderDecoderCache, MistralConfig, MistralForCausalLM, StaticCache
 
 import kvferry
 from kvferry import OffloadedCache
@@ -109,10 +110,13 @@ def test_a_state_of_another_shape_is_refused(store):
     cache = new(store, "linear_attention")
     state(cache, 0, 2)
     held = [tensor.clone() for tensor in states(cache, 0)]
-    with pytest.raises(kvferry.MismatchError, match=r"recurrent_states of layer 0 has shape \[1, 2, 4, 4\].*\[2, 2, 4"):
-        cache.update_recurrent_state(torch.zeros(1, 2, 4, 4), 0)
-    with pytest.raises(kvferry.MismatchError, match=r"conv_states of layer 0 has shape \[1, 5, 3\].*\[2, 5, new\]"):
-        cache.update_conv_state(torch.zeros(1, 5, 3), 0)
+    with pytest.raises(kvferry.MismatchError, match=r"recurrent_states of layer 0 has shape \[2, 1, 4, 4\].*\[2, 2, 4"):
+        cache.update_recurrent_state(torch.zeros(2, 1, 4, 4), 0)
+    with pytest.raises(kvferry.MismatchError, match=r"conv_states of layer 0 has shape \[2, 4, 3\].*\[2, 5, new\]"):
+        cache.update_conv_state(torch.zeros(2, 4, 3), 0)
+    for name in ("recurrent", "conv"):
+        with pytest.raises(kvferry.MismatchError, match=f"{name}_states has batch 1, expected 2"):
+            getattr(cache, f"update_{name}_state")(torch.zeros(1, 5, 4), 0)
     assert all(torch.equal(a, b) for a, b in zip(states(cache, 0), held))
 
 
@@ -286,3 +290,210 @@ def test_bad_data_to_begin_with(store):
             OffloadedCache(data, store=store)
     with pytest.raises(IndexError, match="ddp_cache_data has 3 layers, expected at most 1"):
         OffloadedCache([(k, v)] * 3, config=config_of(["full_attention"], 4), store=store)
+
+
+@pytest.mark.parametrize("kinds", [("sliding", "full"), ("full", "sliding"), ("sliding", "sliding")], ids=str)
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_pass_that_broke_off_beside_a_window_is_noticed(store, kinds, masks):
+    """What broke it off need not have been ours: an interrupt, an exception in the model."""
+    cache = new(store, *[f"{kind}_attention" for kind in kinds])
+
+    def forward(layers):
+        if masks:
+            cache.get_mask_sizes(2, 0)
+        for layer in range(layers):
+            cache.update(*kv(2), layer)
+
+    forward(2)
+    forward(1)
+    with pytest.raises(kvferry.MismatchError, match="2 and 4 tokens.*interrupted"):
+        forward(2)
+    with pytest.raises(kvferry.MismatchError, match="incomplete"):
+        list(cache)
+    cache.reset()
+    forward(2)
+
+
+def test_a_pass_that_broke_off_after_a_state_is_noticed(store):
+    cache = new(store, "linear_attention", "full_attention")
+    for _ in range(2):
+        state(cache, 0, 1)
+        cache.update(*kv(3), 1)
+    state(cache, 0, 1)
+    with pytest.raises(kvferry.MismatchError, match="updated twice.*interrupted"):
+        state(cache, 0, 1)
+    with pytest.raises(kvferry.MismatchError, match="incomplete"):
+        cache.update(*kv(3), 1)
+
+
+def test_no_room_after_a_state_advanced(store):
+    """The state cannot go back, so the same pass must not be taken for the first try of it."""
+    cache = new(store, "linear_attention", "full_attention", device_memory=60_000)
+    state(cache, 0, 1)
+    cache.update(*kv(3), 1)
+    state(cache, 0, 1)
+    with pytest.raises(kvferry.FullError, match="60000"):
+        cache.update(*kv(4000), 1)
+    with pytest.raises(kvferry.Error, match="incomplete"):
+        state(cache, 0, 1)
+
+
+@pytest.mark.parametrize("kinds", [("sliding", "full"), ("linear", "full")], ids=str)
+def test_a_first_pass_without_room_leaves_an_empty_cache(store, kinds):
+    cache = new(store, *[f"{kind}_attention" for kind in kinds], window=8, device_memory=60_000)
+    for tokens in (4000, 3):
+        first = cache.update(*kv(tokens), 0) if kinds[0] == "sliding" else state(cache, 0, 1, tokens=tokens)
+        if tokens == 4000:
+            with pytest.raises(kvferry.FullError, match="60000"):
+                cache.update(*kv(tokens), 1)
+            assert cache.get_seq_length(1) == 0 and not contents(cache)[0]
+        else:
+            cache.update(*kv(tokens), 1)
+            assert first is None or first[0].shape[2] == 3
+
+
+def test_row_operations_set_aside_no_more_and_more(store):
+    cache = new(store, "full_attention", "sliding_attention", "linear_attention")
+    for layer in range(2):
+        cache.update(*kv(3), layer)
+    state(cache, 2, 1)
+    before = cache.stats().device_bytes
+    for _ in range(70):
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([1]))
+    assert cache.stats().device_bytes <= before
+
+
+def test_every_width_is_counted(store):
+    """A window wider than the layer that began the pass, and an indexer's first keys."""
+    bound = 200_000
+    cache = new(store, "full_attention", "sliding_attention", window=64, device_memory=bound, block_tokens=8)
+    cache.update(*torch.zeros(2, 1, 1, 50, 4), 0)
+    with pytest.raises(kvferry.FullError, match=str(bound)):
+        cache.update(*torch.zeros(2, 1, 16, 50, 64), 1)
+    cache = new(store, "indexed_attention", device_memory=bound, block_tokens=8)
+    cache.update(*torch.zeros(2, 1, 1, 20, 4), 0)
+    with pytest.raises(kvferry.FullError, match=str(bound)):
+        cache.update_indexer(torch.zeros(1, 20, 4096), 0)
+
+
+def test_an_assigned_view_counts_with_all_it_keeps_alive(store):
+    cache = new(store, "full_attention", device_memory=300_000)
+    cache.update(*kv(10), 0)
+    with pytest.raises(kvferry.FullError, match="300000"):
+        cache.layers[0].keys = torch.zeros(1, 2, 100_000, 4)[:, :, :10]
+        cache.update(*kv(1), 0)
+
+
+def test_a_copy_of_an_assigned_layer_is_its_own(store):
+    cache = new(store, "full_attention")
+    cache.update(*kv(3), 0)
+    ones = torch.ones(1, 2, 3, 4)
+    cache.layers[0].keys = ones
+    fork = copy.deepcopy(cache)
+    ones.zero_()
+    assert fork.layers[0].keys.sum() == 24
+
+
+def test_keys_of_all_layers_then_values_of_all(store):
+    cache = new(store, "full_attention", "full_attention")
+    for layer in range(2):
+        cache.update(*kv(5), layer)
+    for layer in cache.layers:
+        layer.keys = layer.keys[:, :, :2]
+    for layer in cache.layers:
+        layer.values = layer.values[:, :, :2]
+    assert cache.get_seq_length() == 2
+    cache.update(*kv(1), 0)
+
+
+def test_an_indexer_and_a_recorded_past_come_along(store):
+    cache = new(store, "indexed_attention", "conv", "full_attention")
+    cache.activate_past_recording()
+    for layer in (0, 2):
+        cache.update(*kv(9), layer)
+    cache.update_indexer(torch.ones(1, 9, 5), 0)
+    cache.update_conv_state(torch.ones(1, 5, 9), 1, conv_kernel_size=3)
+    joined = OffloadedCache(cache, store=store)
+    assert joined.update_indexer(torch.ones(1, 1, 5), 0).shape == (1, 10, 5)
+    assert joined.layers[1].conv_kernel_size == {0: 3} and joined.layers[1].conv_states[0].shape[-1] == 3
+
+
+def test_states_do_not_follow_what_they_cannot(store):
+    """Rows that were exchanged on the way are refused beside a state; windows are what the data say."""
+    cache = new(store, "hybrid", "full_attention")
+    for layer in range(2):
+        cache.update(*kv(3, batch=2), layer)
+    state(cache, 0, 2)
+    with pytest.raises(kvferry.MismatchError, match="states cannot follow"):
+        OffloadedCache(((k[[1, 0]], v[[1, 0]], w) for k, v, w in cache), store=store)
+    cache = new(store, "sliding_attention")
+    cache.update(*kv(9), 0)
+    shorter = OffloadedCache(((k[:, :, :2], v[:, :, :2], w) for k, v, w in cache), store=store)
+    assert shorter.get_seq_length() == 2
+
+
+def test_a_cache_of_unknown_layers_is_refused(store):
+    static = StaticCache(config=config_of(["full_attention"], 4), max_cache_len=8)
+    with pytest.raises(kvferry.MismatchError, match="StaticLayer"):
+        OffloadedCache(static, store=store)
+    with pytest.raises(kvferry.MismatchError, match="EncoderDecoderCache"):
+        OffloadedCache(EncoderDecoderCache(DynamicCache(), DynamicCache()), store=store)
+    for empty in ([], DynamicCache()):
+        cache = OffloadedCache(empty, store=store)
+        cache.update(*kv(1), 0)
+
+
+def test_all_layers_have_one_batch(store):
+    cache = new(store, "full_attention", "sliding_attention", "linear_attention")
+    cache.update(*kv(3, batch=2), 0)
+    with pytest.raises(kvferry.MismatchError, match="batch 3, expected 2"):
+        cache.update(*kv(3, batch=3), 1)
+
+
+def test_rows_where_no_layer_is_offloaded(store):
+    cache = new(store, "sliding_attention", "linear_attention")
+    cache.batch_select_indices(torch.tensor([0]))  # nothing is held: nothing to do
+    assert "0 tokens" in repr(cache) and "0 tokens" in repr(new(store, "linear_attention"))
+    cache.update(*kv(3, batch=3), 0)
+    state(cache, 1, 3)
+    cache.batch_select_indices(torch.tensor([2, 0]))
+    assert torch.equal(cache.layers[0].keys, kv(3, batch=3)[0][[2, 0]]) and states(cache, 1)[0].shape[0] == 2
+    for rows, error in ((torch.tensor([7]), kvferry.MismatchError), (torch.tensor([]).long(), kvferry.MismatchError)):
+        with pytest.raises(error, match="indices"):
+            cache.batch_select_indices(rows)
+    for beams in (torch.tensor([True, False]), torch.tensor([0.0]), [1, 0], None):
+        with pytest.raises(TypeError, match="beam_idx"):
+            cache.reorder_cache(beams)
+    with pytest.raises(kvferry.MismatchError, match="row index is 2"):
+        cache.reorder_cache(torch.tensor([2, 0]))
+
+
+def test_a_cache_between_two_layers_is_not_pickled(store):
+    cache = new(store, "full_attention", "sliding_attention")
+    for layer in range(2):
+        cache.update(*kv(3), layer)
+    cache.update(*kv(1), 0)
+    with pytest.raises(kvferry.MismatchError, match=r"\[3, 4\] tokens.*between forward passes"):
+        pickle.dumps(cache)
+
+
+def test_what_the_iterator_gives_is_the_callers(store):
+    cache = new(store, "full_attention", "sliding_attention")
+    for layer in range(2):
+        cache.update(*kv(3), layer)
+    before = contents(cache)
+    for k, v, _ in cache:
+        k.zero_(), v.zero_()
+    assert contents(cache) == before
+
+
+def test_bad_options():
+    for options, error in [
+        (dict(device_memory=2**70), ValueError), (dict(on_full=None), ValueError), (dict(full_timeout="1"), TypeError),
+        (dict(fetch_timeout=None), TypeError), (dict(config={}), TypeError), (dict(block_tokens=2**64), ValueError),
+        (dict(resident_layers=1.5), TypeError), (dict(ddp_cache_data=5), TypeError),
+    ]:  # fmt: skip
+        (name,) = options
+        with pytest.raises(error, match=f"{name} is .*expected"):
+            OffloadedCache(**options)

@@ -12,17 +12,20 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
 from . import _torch, errors
 from . import store as stores
+from .device_layers import WindowLayer, bytes_of, bytes_of_column, tensors_of
 from .generation import HeldLength
 from .handles import handle_ttl
 from .layer import Ferry, OffloadedLayer
-from .layer_kinds import LayerKind, device_class, kind_of_layer, kinds_of_config, note, read_data
-from .sizes import parse_integer, parse_size
+from .layer_kinds import LayerKind, contents_of, device_class, is_ours, kinds_of_config, note, read_data
+from .sizes import parse_integer, parse_seconds, parse_size
 from .stats import CacheStats
 
 _log = logging.getLogger("kvferry")
 
 # States of OffloadedCache._updated besides a layer's index.
 _NO_MASK, _MASK_MADE = -2, -1
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
 class OffloadedCache(DynamicCache):
@@ -90,6 +93,12 @@ class OffloadedCache(DynamicCache):
             raise TypeError(
                 f"OffloadedCache: store is a {type(store).__name__}, expected what kvferry.connect() returns, or None"
             )
+        if config is not None and not isinstance(config, PreTrainedConfig):
+            raise TypeError(f"OffloadedCache: config is a {type(config).__name__}, expected a transformers config")
+        if on_full not in ("raise", "device"):
+            raise errors.MismatchError(f"on_full is {on_full!r}, expected 'raise' or 'device'")
+        if ddp_cache_data is not None and not isinstance(ddp_cache_data, (Iterable, Cache)):
+            raise TypeError(f"OffloadedCache: ddp_cache_data is a {type(ddp_cache_data).__name__}, expected layers")
         data = read_data(ddp_cache_data)
         kinds = None if data is None else [layer.kind for layer in data]
         if config is not None:
@@ -107,13 +116,13 @@ class OffloadedCache(DynamicCache):
             prefetch_depth=parse_integer(prefetch_depth, "prefetch_depth", optional=True),
             device_memory=None if device_memory == "auto" else parse_size(device_memory, "device_memory"),
             on_full=on_full,
-            full_timeout=full_timeout,
-            fetch_timeout=fetch_timeout,
+            full_timeout=parse_seconds(full_timeout, "full_timeout"),
+            fetch_timeout=parse_seconds(fetch_timeout, "fetch_timeout"),
             model="",
         )
         self._store = store
         self._ferry = Ferry(_torch.Cache(functools.partial(_capsule, store), **self._options))
-        self._learning = kinds is None  # layers appear as they are updated
+        self._learning = not kinds  # layers appear as they are updated
         self._encoder_decoder = config is not None and config.is_encoder_decoder
         self._logged: set[str] = set()  # what is logged once a cache
         self._begin()
@@ -121,7 +130,7 @@ class OffloadedCache(DynamicCache):
         for number, kind in enumerate(kinds or []):
             self.layers.append(kind.make(self._ferry, numbers.index(number) if kind.offloaded else -1, number))
         for number, layer in enumerate(data or []):
-            if layer.keys is not None:
+            if layer.keys is not None and layer.keys.shape[-2:-1] != (0,):
                 self.update(layer.keys, layer.values, number)
         devices = [layer.keys.device for layer in data or [] if layer.keys is not None]
         for number, layer in enumerate(data or []):
@@ -133,7 +142,11 @@ class OffloadedCache(DynamicCache):
         self._pass_length: int | None = None  # tokens that every offloaded layer has after that pass
         self._planned = 0  # tokens that there is room for beside the offloaded layers
         self._aside = 0  # bytes of device_memory set aside for what is beside them
+        self._assumed = 0  # bytes of a token of all rows, by which the pass was planned
         self._prompt_starts = False  # generate() was called and has not looked at the prompt yet
+        self._first_pass = True
+        # States that were updated since attention last was: one that is again shows that a pass broke off.
+        self._advanced: set[tuple] = set()
 
     # What models and generate call.
 
@@ -164,17 +177,17 @@ class OffloadedCache(DynamicCache):
         self._ferry.check()
         offloaded = isinstance(layer, OffloadedLayer)
         first = offloaded and not layer.is_initialized
-        if offloaded and _NO_MASK < before < layer_idx:  # in a pass: the next one may come without a mask
-            self._check_in_step(layer, layer_idx, key_states.shape[-2])
         try:
-            if isinstance(key_states, torch.Tensor) and key_states.dim() == 4:  # else the layer says what is wrong
+            if all(isinstance(t, torch.Tensor) and t.dim() == 4 for t in (key_states, value_states)):
+                # else the layer says what is wrong
                 self._plan_pass(layer, key_states, value_states)
+                if offloaded and _NO_MASK < before < layer_idx:  # in a pass: the next one may come without a mask
+                    self._check_in_step(layer, layer_idx, key_states.shape[-2])
             both = layer.update(key_states, value_states, *args, **kwargs)
         except errors.Error as error:
-            # Windows and states do not roll back, so the layers before this may be ahead of it now.
-            if any(device_class(other) not in (None, DummyLayer) for other in self.layers[:layer_idx]):
-                self._tear_unless_in_step(layer, error)
+            self._after_error(error, layer.get_seq_length())
             raise
+        self._advanced.clear()
         if first and self.stats().relearned:
             self._log_once(
                 "OffloadedCache: layer %d has another shape than the first layer, or is one more than there were, so no"
@@ -195,21 +208,54 @@ class OffloadedCache(DynamicCache):
             raise errors.LayerIndexError(f"layer_idx is {index}, expected 0 to {most - 1}")
         return index
 
-    def _tear_unless_in_step(self, layer: object, error: errors.Error) -> None:
-        """Notes that layers are out of step if any that counts tokens is ahead of this one."""
-        lengths = {other.get_seq_length() for other in self.layers if isinstance(other, CacheLayerMixin)} - {0}
-        if lengths - {layer.get_seq_length()}:
+    def _after_error(self, error: errors.Error, length: int) -> None:
+        """Windows and states do not roll back: where they are ahead of the layer that failed, which has `length`
+        tokens, the cache is torn, or empty as it was if this was its first pass and there was no room for it."""
+        beside = any(device_class(layer) not in (None, DummyLayer) for layer in self.layers)
+        if not beside or not (self._advanced or self._lengths() - {length}):
+            return
+        if self._first_pass and isinstance(error, errors.FullError):
+            self._clear("forget")
+        elif self._ferry.torn is None:
             self._ferry.tear(error)
+
+    def _lengths(self) -> set[int]:
+        """Tokens that our layers have seen, those that are in use."""
+        kinds = (OffloadedLayer, WindowLayer)
+        return {layer.get_seq_length() for layer in self.layers if isinstance(layer, kinds)} - {0}
+
+    def _begin_pass(self) -> None:
+        """Before a forward pass: whatever broke off an earlier one between two layers, it is noticed here."""
+        if len(self._lengths()) < 2:
+            return
+        error = errors.MismatchError(
+            f"OffloadedCache: layers hold {' and '.join(map(str, sorted(self._lengths())))} tokens, expected the same"
+            " number: an earlier forward pass was interrupted"
+        )
+        self._ferry.tear(error)
+        raise error
 
     # What is held on the device beside the offloaded layers is set aside from device_memory before it is allocated.
 
     def _plan_pass(self, layer: object, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Before the first layer of a forward pass: makes room for all layers at once, or raises FullError."""
-        new = key_states.shape[-2]
+        new, own = key_states.shape[-2], bytes_of_column(key_states, value_states)
         after = layer.get_seq_length() + new
+        rows = self._rows() if isinstance(layer, WindowLayer) else 0  # the core checks its own
+        if rows and rows != key_states.shape[0]:
+            raise errors.MismatchError(
+                f"key_states has batch {key_states.shape[0]}, expected {rows} as held by the cache"
+            )
         if after <= self._planned:
+            if isinstance(layer, WindowLayer) and layer.cumulative_length == 0 and own > self._assumed:
+                self._set_aside(self._aside + layer.room(new, own)[0] - layer.room(new, self._assumed)[0], after)
             return
-        assumed = sum(t[:, :, :1].numel() * t.element_size() for t in (key_states, value_states))
+        if all(device_class(other) in (None, DummyLayer) for other in self.layers):
+            self._planned = after
+            return  # the core plans for itself
+        self._begin_pass()
+        self._first_pass = self._planned == 0 and not self._lengths()
+        self._assumed = assumed = own
         held = most = 0
         for other in self.layers:
             cls = device_class(other)
@@ -220,11 +266,10 @@ class OffloadedCache(DynamicCache):
         self._set_aside(held + most, after)
         self._planned = after
 
-    def _set_aside(self, aside: int, tokens: int = 0) -> None:
-        """For `aside` bytes, if that is more than was set aside before, while sequences have `tokens` tokens."""
-        if aside > self._aside:
-            self._ferry.core.make_room(tokens, aside)
-            self._aside = aside
+    def _set_aside(self, aside: int, tokens: int) -> None:
+        """Sets `aside` bytes aside instead of those before, while sequences have `tokens` tokens."""
+        self._ferry.core.make_room(tokens, aside)
+        self._aside = aside
 
     def _held_beside(self) -> int:
         return sum(_bytes_of(layer) for layer in self.layers if device_class(layer) is not None)
@@ -233,10 +278,8 @@ class OffloadedCache(DynamicCache):
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs
     ) -> torch.Tensor:
         """As transformers': appends columns to a state of layer `layer_idx`, returns all that were kept and the new."""
-        kernel = kwargs.get("conv_kernel_size") or 0  # a shorter beginning is padded to it
-        self._before_state(
-            conv_states, layer_idx, "conv_states", state_idx, max(1, -(-kernel // conv_states.shape[-1]))
-        )
+        kernel = parse_integer(kwargs.get("conv_kernel_size"), "conv_kernel_size", optional=True)
+        self._before_state(conv_states, layer_idx, "conv_states", state_idx, kernel)
         return super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
 
     def update_recurrent_state(
@@ -246,15 +289,71 @@ class OffloadedCache(DynamicCache):
         self._before_state(recurrent_states, layer_idx, "recurrent_states", state_idx)
         return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
 
-    def _before_state(self, tensor: torch.Tensor, layer_idx: int, name: str, state_idx: int, times: int = 1) -> None:
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """As transformers': appends [batch, tokens, dim] to the indexer's keys of layer `layer_idx`, returns all."""
         layer = self.layers[self._checked_index(layer_idx)]
         self._ferry.check()
-        held = getattr(layer, name, {}).get(state_idx)
-        new = times * tensor.numel() * tensor.element_size()
+        if not isinstance(indexer_key_states, torch.Tensor) or indexer_key_states.dim() != 3:
+            got = getattr(indexer_key_states, "shape", type(indexer_key_states).__name__)
+            raise errors.MismatchError(f"indexer_key_states is {got}, expected a tensor [batch, tokens, dim]")
+        held = getattr(layer, "indexer_keys", None)
+        if held is not None and (held.shape[0], held.shape[2]) != (
+            indexer_key_states.shape[0],
+            indexer_key_states.shape[2],
+        ):
+            raise errors.MismatchError(
+                f"indexer_key_states has shape {list(indexer_key_states.shape)}, expected [{held.shape[0]}, tokens,"
+                f" {held.shape[2]}] as held by layer {layer_idx}"
+            )
         if held is None:  # not foreseen by the plan
-            self._set_aside(self._aside + new, self._planned)
+            self._add_aside(indexer_key_states.numel() * indexer_key_states.element_size())
+        return super().update_indexer(indexer_key_states, layer_idx)
+
+    def _before_state(
+        self, tensor: torch.Tensor, layer_idx: int, name: str, state_idx: int, columns: int | None = None
+    ) -> None:
+        """Checks what is appended, of which `columns` will be kept (None: all), and makes room for it."""
+        if self._learning:
+            raise ValueError("OffloadedCache: states need a config: OffloadedCache(config=model.config)")
+        layer = self.layers[self._checked_index(layer_idx)]
+        self._ferry.check()
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}, expected a torch.Tensor")
+        if tensor.dim() < 2 or tensor.numel() == 0:
+            raise errors.MismatchError(
+                f"{name} has shape {list(tensor.shape)}, expected [batch, ...], at least 1 of each"
+            )
+        states = getattr(layer, name, None)
+        if states is None:
+            kind = type(layer).__name__
+            raise ValueError(f"layer_idx is {layer_idx}, a {kind}, expected a layer of linear attention for {name}")
+        if state_idx not in states:
+            raise errors.LayerIndexError(f"state_idx is {state_idx}, expected one of {list(states)}")
+        rows = self._rows()
+        if rows and rows != tensor.shape[0]:
+            raise errors.MismatchError(f"{name} has batch {tensor.shape[0]}, expected {rows} as held by the cache")
+        if (layer_idx, name, state_idx) in self._advanced and self._lengths():
+            error = errors.MismatchError(
+                f"OffloadedCache: {name} {state_idx} of layer {layer_idx} is updated twice with no attention between:"
+                " an earlier forward pass was interrupted"
+            )
+            self._ferry.tear(error)
+            raise error
+        held = states[state_idx]
+        columns = columns if columns and not layer.record_past else tensor.shape[-1]
+        new = tensor.numel() // tensor.shape[-1] * columns * tensor.element_size()
+        if held is None:  # not foreseen by the plan
+            self._add_aside(new)
         elif layer.record_past:
-            self._set_aside(self._held_beside() + held.nbytes + new, self._planned)
+            self._add_aside(max(0, self._held_beside() + held.nbytes + new - self._aside))
+        self._advanced.add((layer_idx, name, state_idx))
+
+    def _add_aside(self, new: int) -> None:
+        try:
+            self._set_aside(self._aside + new, self._planned)
+        except errors.Error as error:
+            self._after_error(error, self._planned)
+            raise
 
     def _log_once(self, message: str, *arguments: object) -> None:
         if message not in self._logged:
@@ -331,49 +430,89 @@ class OffloadedCache(DynamicCache):
             self._clear("emptied")
             return
         self._change("crop", -n, core=lambda: self._ferry.crop(n))
-        self._planned = min(self._planned, max(lengths, default=0) - n)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Row i becomes what row beam_idx[i] was. Sends no byte of KV."""
-        self._change("reorder_cache", beam_idx, core=lambda: self._ferry.select_rows(beam_idx.tolist()))
+        if not isinstance(beam_idx, torch.Tensor) or beam_idx.dim() != 1 or beam_idx.dtype not in _INTEGERS:
+            got = list(beam_idx.shape) if isinstance(beam_idx, torch.Tensor) else type(beam_idx).__name__
+            raise TypeError(
+                f"OffloadedCache.reorder_cache: beam_idx is {got}, expected a tensor [batch] of row numbers"
+            )
+        rows = self._checked_rows(beam_idx.tolist())
+        self._change("reorder_cache", beam_idx, core=lambda: self._ferry.select_rows(rows))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeats every row `repeats` times. Sends no byte of KV."""
         repeats = _integer(repeats, "OffloadedCache.batch_repeat_interleave: repeats")
         if repeats < 1:
             raise ValueError(f"OffloadedCache.batch_repeat_interleave: repeats is {repeats}, expected 1 or more")
-        rows = [row for row in range(self._ferry.core.batch) for _ in range(repeats)]
+        rows = [row for row in range(self._rows()) for _ in range(repeats)]
         self._change("batch_repeat_interleave", repeats, core=lambda: self._ferry.select_rows(rows), growth=repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keeps the rows that `indices` (numbers, a mask, a slice) selects, in their order. Sends no byte of KV."""
+        batch = self._rows()
+        if batch == 0:
+            return
         chosen = indices.cpu() if isinstance(indices, torch.Tensor) else indices
-        batch = self._ferry.core.batch
-        rows = torch.arange(batch)[chosen, ...].tolist()
-        growth = len(rows) / batch if batch else 1
+        try:
+            rows = torch.arange(batch)[chosen, ...]
+        except (IndexError, TypeError) as error:
+            raise errors.MismatchError(
+                f"OffloadedCache.batch_select_indices: indices is {indices}, expected 0 to {batch - 1}, a mask"
+                f" of {batch} rows or a slice: {error}"
+            ) from error
+        if rows.dim() != 1 or rows.numel() == 0:
+            raise errors.MismatchError(
+                f"OffloadedCache.batch_select_indices: indices is {indices}, expected to select 1 row or more"
+            )
+        rows = rows.tolist()
+        growth = len(rows) / batch
         self._change("batch_select_indices", indices, core=lambda: self._ferry.select_rows(rows), growth=growth)
+
+    def _checked_rows(self, rows: list[int]) -> list[int]:
+        batch = self._rows()
+        for row in rows if batch else ():
+            if not 0 <= row < batch:
+                raise errors.MismatchError(f"row index is {row}, expected 0 to {batch - 1} (the batch held is {batch})")
+        return rows
+
+    def _rows(self) -> int:
+        """The batch held; 0 if nothing is."""
+        if self._ferry.core.batch:
+            return self._ferry.core.batch
+        tensors = (t for layer in self.layers if device_class(layer) is not None for t in tensors_of(layer))
+        return next((tensor.shape[0] for tensor in tensors if tensor.dim() > 1), 0)
 
     def _change(self, method: str, argument: object, core, growth: float = 1) -> None:
         self._ferry.check()
+        self._prompt_starts = False
         layers = [(layer, device_class(layer)) for layer in self.layers]
         layers = [(layer, cls) for layer, cls in layers if cls is not None]
         for number, layer in enumerate(self.layers):
             if device_class(layer) is not None and not hasattr(device_class(layer), method):
                 kind = type(layer).__name__
                 raise NotImplementedError(f"OffloadedCache.{method}: layer {number} is a {kind}, which has no {method}")
-        if growth > 1 and layers:
-            self._set_aside(int(self._aside * growth) + self._aside, self._planned)
+        held = self._held_beside()
+        if held:  # until all have changed, what they were is held beside what they become
+            self._set_aside(max(self._aside, held + int(held * max(growth, 1))), self._planned)
         before = [(layer, {k: _shallow(v) for k, v in vars(layer).items()}) for layer, _ in layers]
         try:
             for layer, cls in layers:
                 if cls is not type(layer) or hasattr(cls, "held_bytes") or getattr(layer, "is_initialized", True):
                     getattr(cls, method)(layer, argument)
             core()
-        except BaseException:
+        except BaseException as error:
             for layer, attributes in before:
                 vars(layer).clear()
                 vars(layer).update(attributes)
+            if not isinstance(error, Exception):  # an interrupt may have come when the core had changed already
+                self._ferry.tear(errors.MismatchError(f"OffloadedCache.{method} was interrupted"))
             raise
+        del before
+        if held:
+            self._planned = 0  # the next pass plans anew, for other rows or fewer tokens
+            self._set_aside(self._held_beside(), 0)
 
     def reset(self) -> None:
         """Empties the cache and releases its blocks. Mends a cache in which a forward pass broke off."""
@@ -401,7 +540,8 @@ class OffloadedCache(DynamicCache):
                 fork.layers = [_fork_layer(layer, ferry, memo) for layer in value]
             else:
                 setattr(fork, name, copy.deepcopy(value, memo))
-        ferry.core.make_room(self._planned, self._aside)
+        fork._prompt_starts = False
+        ferry.core.make_room(0, self._aside)
         return fork
 
     def __copy__(self) -> "OffloadedCache":
@@ -412,27 +552,28 @@ class OffloadedCache(DynamicCache):
         """Pickles the tensors themselves, so a file, a broadcast and another host are all right. The copy uses the
         default store of the process that loads it. Within kvferry.pickle_handles() see there."""
         self._ferry.check()
+        if len(self._lengths()) > 1:
+            raise errors.MismatchError(
+                f"OffloadedCache: layers hold {sorted(self._lengths())} tokens, expected the same number: pickle it"
+                " between forward passes"
+            )
         state = {k: v for k, v in self.__dict__.items() if k not in ("_ferry", "_store", "layers")}
         shared = self._ferry.share(handle_ttl())
         return _unpickle, (type(self), state, [_packed(layer, shared is None) for layer in self.layers], shared)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]]:
         """(keys, values, window) of each layer, tensors that are the caller's; the window, a tensor of one number, is
-        None where attention is full. A layer without keys gives (None, None, None). A cache that is made of such
+        None where attention is full. A layer without keys gives None for both. A cache that is made of such
         iterators, type(cache)(map(gather, zip(*caches))), has true lengths and the states too; one that is made of a
         list of them has what the list holds."""
+        self._ferry.check()
         for number, layer in enumerate(self.layers):
-            if isinstance(layer, OffloadedLayer):
-                keys, values = layer.read()
-            elif hasattr(layer, "keys"):
-                keys, values = layer.keys, layer.values
-            else:
-                keys = values = None
+            keys, values = contents_of(layer)
             note(number, layer, keys)
             yield keys, values, getattr(layer, "_sliding_window_tensor", None)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.layers)} layers, {self.get_seq_length() if self.layers else 0} tokens)"
+        return f"{type(self).__name__}({len(self.layers)} layers, {max(self._lengths(), default=0)} tokens)"
 
     # What is ours alone.
 
@@ -442,7 +583,7 @@ class OffloadedCache(DynamicCache):
 
     def flush(self, timeout: float = 30.0) -> None:
         """Waits up to `timeout` seconds until the store has acknowledged every full block; else DeadlineError."""
-        self._ferry.core.flush(timeout)
+        self._ferry.core.flush(parse_seconds(timeout, "timeout"))
 
 
 def _capsule(store: "stores.Store | None") -> object:
@@ -464,9 +605,7 @@ def _shallow(value: object) -> object:
 def _bytes_of(layer: object) -> int:
     """Memory that a layer's tensors take on the device."""
     cls = device_class(layer)
-    if hasattr(cls, "held_bytes"):
-        return cls.held_bytes(layer)
-    return sum(t.untyped_storage().nbytes() for t in vars(layer).values() if isinstance(t, torch.Tensor))
+    return cls.held_bytes(layer) if hasattr(cls, "held_bytes") else bytes_of(*tensors_of(layer))
 
 
 def _device_state(layer: object) -> dict[str, object]:
@@ -483,7 +622,7 @@ def _cloned(value: object, memo: dict) -> object:
 
 
 def _fork_layer(layer: object, ferry: Ferry, memo: dict) -> object:
-    if kind_of_layer(layer).cls is not type(layer):  # transformers' own or a model's: it knows better
+    if not is_ours(layer):  # transformers' own or a model's: it knows better
         return copy.deepcopy(layer, memo)
     fork = type(layer).__new__(type(layer))
     vars(fork).update(_cloned(_device_state(layer), memo))
@@ -517,5 +656,5 @@ def _unpickle(cls: type, state: dict, layers: list, shared: dict | None) -> Offl
     for number, packed in enumerate(layers):
         if isinstance(packed, tuple) and packed[3][0] is not None:
             cache.update(*packed[3], number)
-    cache._set_aside(cache._held_beside())
+    cache._set_aside(cache._held_beside(), 0)
     return cache

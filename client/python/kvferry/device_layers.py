@@ -15,7 +15,29 @@ from .layer import Ferry, OffloadedLayer
 
 def bytes_of(*tensors: torch.Tensor | None) -> int:
     """Memory that the tensors keep alive."""
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
+    storages = {}
+    for tensor in tensors:
+        if tensor is not None:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def bytes_of_column(keys: torch.Tensor, values: torch.Tensor) -> int:
+    """Bytes of one token of all rows, [B, H, S, D] each."""
+    return sum(t.shape[0] * t.shape[1] * t.shape[3] * t.element_size() for t in (keys, values))
+
+
+def tensors_of(layer: object) -> list[torch.Tensor]:
+    """The tensors among a layer's attributes, in dictionaries and lists too."""
+    found, values = [], list(vars(layer).values())
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, dict):
+            values.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            values.extend(value)
+    return found
 
 
 class WindowLayer(DynamicSlidingWindowLayer):
@@ -63,10 +85,14 @@ class WindowLayer(DynamicSlidingWindowLayer):
         return kept if fresh and tokens - keep <= keep // 4 else kept.clone(memory_format=torch.contiguous_format)
 
     def room(self, new: int, column_bytes: int) -> tuple[int, int]:
-        """Bytes the layer may hold after `new` more tokens of `column_bytes` each (all rows), and while it appends."""
-        held = 0 if self.keys is None or self.keys.dim() != 4 else self.keys.shape[-2]
+        """Bytes the layer may hold after `new` more tokens, and while it appends them. `column_bytes`: of one token of
+        all rows, as long as the layer holds none."""
+        held = 0 if self.cumulative_length == 0 else self.keys.shape[-2]
+        if held or self.cumulative_length:
+            column_bytes = bytes_of_column(self.keys, self.values)
         keep = held + new if self.record_past else min(held + new, self.sliding_window - 1)
-        return (keep + keep // 4) * column_bytes, (held + new) * column_bytes
+        appending = held + new if self.cumulative_length else 0  # the first tokens are returned as they came
+        return (keep + keep // 4) * column_bytes, appending * column_bytes
 
     def held_bytes(self) -> int:
         """Memory held now."""
@@ -195,6 +221,12 @@ class StateLayer(LinearAttentionLayer):
                 self.conv_states[index] = state[..., max(held - n - kernel, 0) : held - n].clone()
                 self._all_recorded[index] = self._all_recorded.get(index, False) and held - n <= kernel
 
+    def emptied(self) -> None:
+        """The cache is cropped to nothing; the past goes on being recorded."""
+        recording = self.record_past
+        self.reset()
+        self.record_past = recording
+
     def reset(self) -> None:
         number = self.number
         LinearAttentionLayer.__init__(self, number_of_states=self.number_of_states)
@@ -250,7 +282,10 @@ class WindowStateLayer(StateLayer, WindowLayer):
         self._both("reset")
 
     def emptied(self) -> None:
-        self.reset()
+        recording = self.record_past
+        StateLayer.reset(self)
+        self.record_past = recording
+        WindowLayer.emptied(self)
 
     def offload(self) -> None:
         """Nothing: the layer stays on the device."""

@@ -1,5 +1,7 @@
 """What a generation loop needs beside the cache: masks, positions, and how much of a prompt is held already."""
 
+import sys
+
 import torch
 from transformers import Cache
 
@@ -21,17 +23,14 @@ def attention_mask(cache: Cache, mask: torch.Tensor | None, new: int | torch.Ten
     A mask of another length is a MismatchError that says both numbers: models take what there is of a mask that is too
     short, and their logits are wrong without a word.
     """
+    if not isinstance(cache, Cache):
+        raise TypeError(f"cache is a {type(cache).__name__}, expected a cache of transformers")
     held, tokens = int(cache.get_seq_length()), _count(new)
     if mask is None:
         if not isinstance(new, torch.Tensor):
             raise errors.MismatchError("mask is None and new is a number, expected one of the two to tell the batch")
         return torch.ones(new.shape[0], held + tokens, dtype=torch.long, device=new.device)
-    if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"mask is a {type(mask).__name__}, expected a tensor [batch, tokens] or None")
-    if mask.dim() != 2:
-        raise errors.MismatchError(f"mask has shape {list(mask.shape)}, expected [batch, tokens]")
-    if isinstance(new, torch.Tensor) and new.shape[0] != mask.shape[0]:
-        raise errors.MismatchError(f"mask has {mask.shape[0]} rows, expected {new.shape[0]} as the new tokens")
+    _check_mask(mask, new)
     if mask.shape[1] == held + tokens:
         return mask
     if mask.shape[1] != held:
@@ -43,8 +42,23 @@ def attention_mask(cache: Cache, mask: torch.Tensor | None, new: int | torch.Ten
 
 def position_ids(mask: torch.Tensor, new: int | torch.Tensor) -> torch.Tensor:
     """Positions [batch, new] of the new tokens, the last columns of `mask`: padding does not count, and is at 0."""
+    _check_mask(mask, new)
+    tokens = _count(new)
+    if mask.shape[1] < tokens:
+        raise errors.MismatchError(
+            f"mask has {mask.shape[1]} columns, expected at least {tokens} as there are new tokens"
+        )
     positions = (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
-    return positions[:, mask.shape[1] - _count(new) :]
+    return positions[:, mask.shape[1] - tokens :]
+
+
+def _check_mask(mask: torch.Tensor, new: int | torch.Tensor) -> None:
+    if not isinstance(mask, torch.Tensor):
+        raise TypeError(f"mask is a {type(mask).__name__}, expected a tensor [batch, tokens]")
+    if mask.dim() != 2:
+        raise errors.MismatchError(f"mask has shape {list(mask.shape)}, expected [batch, tokens]")
+    if isinstance(new, torch.Tensor) and new.shape[0] != mask.shape[0]:
+        raise errors.MismatchError(f"mask has {mask.shape[0]} rows, expected {new.shape[0]} as the new tokens")
 
 
 def _count(new: int | torch.Tensor) -> int:
@@ -70,9 +84,13 @@ class HeldLength(int):
 
     cache: object
 
+    def __reduce__(self):
+        return int, (int(self),)
+
     def __rsub__(self, prompt: int) -> int:
         held = int(self)
-        if not isinstance(prompt, int) or not self.cache._take_prompt():
+        asks = sys._getframe(1).f_code.co_name  # where generate() subtracts, and nobody else
+        if asks != "_prefill" or not isinstance(prompt, int) or not self.cache._take_prompt():
             return prompt - held
         if prompt < held:
             raise errors.MismatchError(
@@ -80,6 +98,13 @@ class HeldLength(int):
                 hint="Remove what is not of this prompt with cache.crop(-n), or start from an empty cache.",
             )
         if prompt == held:
-            self.cache.crop(-1)
+            try:
+                self.cache.crop(-1)
+            except errors.MismatchError as error:
+                error.hint = (
+                    "The cache holds the whole prompt and a layer of it cannot go back by a token: fill the cache with"
+                    " all but the last token, or call cache.reset()."
+                )
+                raise
             return 1
         return prompt - held

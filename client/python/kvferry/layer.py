@@ -27,11 +27,15 @@ class Ferry:
         # Keys and values of layers of which one was assigned and does not fit the other yet.
         self.assigned: dict[int, list[torch.Tensor]] = {}
 
-    def check(self) -> None:
+    def check_torn(self) -> None:
         """Raises what broke off a forward pass, as long as the layers are out of step."""
         if self.torn is not None:
             error = errors.from_status(self.torn.code, f"the cache is incomplete since: {self.torn}")
             raise _with_hint(error, _TORN_HINT)
+
+    def check(self) -> None:
+        """As check_torn; and half of a layer may not have been assigned without the other."""
+        self.check_torn()
         for keys, values in self.assigned.values():
             raise errors.MismatchError(
                 f"keys {list(keys.shape)} on {keys.device} and values {list(values.shape)} on {values.device} were"
@@ -61,7 +65,7 @@ class Ferry:
         long as this one lives and the cache does not change."""
         if index in self.assigned:
             return self.assigned[index][side]
-        self.check()
+        self.check_torn()
         with self._beside_lock:
             changes = self._changes
             kept = [tensor for *which, tensor in self._beside.values() if which == [index, side]]
@@ -77,7 +81,12 @@ class Ferry:
     def assign(self, index: int, side: int, tensor: torch.Tensor) -> None:
         """Makes `tensor` the keys (side 0) or values (1) of the layer. What is the same bit for bit changes nothing;
         else the layer stays on the device from now on."""
-        batch = self.core.batch or tensor.shape[0]
+        self.check_torn()
+        batch = self.core.batch or (tensor.shape[0] if tensor.dim() else 1)
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise errors.MismatchError(
+                f"{('keys', 'values')[side]} is {tensor.layout} on {tensor.device}, expected a dense tensor with data"
+            )
         if tensor.dim() != 4 or tensor.shape[0] != batch or tensor.numel() == 0:
             raise errors.MismatchError(
                 f"{('keys', 'values')[side]} has shape {list(tensor.shape)}, expected [{batch}, heads, tokens, dim], at"
@@ -91,8 +100,8 @@ class Ferry:
         self._changed()
         both[side] = tensor
         if all(a == b for a, b in zip(both[0].shape[:3:2], both[1].shape[:3:2])) and both[0].device == both[1].device:
+            self.assigned.pop(index, None)  # if that fails the layer stays as it was before both
             self.core.assign(*both, index)
-            self.assigned.pop(index, None)
         else:
             self.assigned[index] = both
 
@@ -205,8 +214,11 @@ class OffloadedLayer(CacheLayerMixin):
         empty, rows, device = None, self._ferry.core.batch, self.device
         if self._shapes is not None:
             empty = [torch.empty(rows, heads, 0, dim, dtype=t, device=device) for heads, dim, t in self._shapes]
+        recording = getattr(self, "record_past", None)
         self.forget()
         self._empty = empty
+        if recording:
+            self.record_past = True
 
     def forget(self) -> None:
         """The cache is reset: the next update may bring anything."""
@@ -216,7 +228,7 @@ class OffloadedLayer(CacheLayerMixin):
 
     def read(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Fresh tensors with all the layer holds, which the caller owns; (None, None) before the first update."""
-        return self._ferry.read(self._index)
+        return self._ferry.read(self._index) if self._empty is None else tuple(self._empty)
 
     @property
     def keys(self) -> torch.Tensor | None:
@@ -242,8 +254,10 @@ class OffloadedLayer(CacheLayerMixin):
                 f"OffloadedLayer.{name} is a {type(tensor).__name__}, expected a tensor [batch, heads, tokens, dim];"
                 " cache.reset() empties all layers"
             )
-        self._empty = None
         self._ferry.assign(self._index, side, tensor)
+        self._empty = None
+        if self._index not in self._ferry.assigned:
+            self.lazy_initialization(*self._ferry.core.read(self._index))
 
     @property
     def is_initialized(self) -> bool:

@@ -1,6 +1,5 @@
 """Which layer of an OffloadedCache is of which class: from a model's config, from data, from other caches."""
 
-import copy
 import threading
 from collections.abc import Iterable
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import (
     DYNAMIC_LAYER_TYPE_MAPPING,
     Cache,
+    DummyLayer,
     DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -68,13 +68,27 @@ def kinds_of_config(config: PreTrainedConfig) -> list[LayerKind]:
 
 
 def kind_of_layer(layer: object) -> LayerKind:
-    """The kind of a layer that exists, ours or transformers'."""
+    """The kind of a layer that exists, ours or transformers'; MismatchError for one whose contents we do not know."""
     cls = _OURS.get(type(layer), type(layer))
-    arguments = {}
-    for name in ("sliding_window", "number_of_states"):
-        if hasattr(layer, name):
-            arguments[name] = getattr(layer, name)
-    return LayerKind(cls, arguments)
+    if cls is not DummyLayer and cls not in _OURS.values():
+        raise errors.MismatchError(
+            f"ddp_cache_data: a layer is a {cls.__name__}, expected one of transformers' dynamic caches"
+        )
+    names = ("sliding_window", "number_of_states")
+    return LayerKind(cls, {name: getattr(layer, name) for name in names if hasattr(layer, name)})
+
+
+def is_ours(layer: object) -> bool:
+    """Whether the layer is of a class of kvferry's."""
+    return type(layer) in _OURS.values()
+
+
+def contents_of(layer: object) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Keys and values that are the caller's; None for both where there are none."""
+    if isinstance(layer, OffloadedLayer):
+        return layer.read()
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    return (None, None) if keys is None else (keys.clone(), values.clone())
 
 
 def device_class(layer: object) -> type | None:
@@ -87,15 +101,27 @@ class Replica:
     """What a layer holds besides what an entry (keys, values, window) of its cache's iterator tells."""
 
     kind: LayerKind
-    rows: int | None  # of its keys
+    keys: torch.Tensor | None  # as in the entry
     length: int | None  # tokens a window has seen
-    states: list[dict[int, torch.Tensor | None]] | None  # convolutional, recurrent
+    states: dict[tuple[str, int], torch.Tensor]  # by attribute and number; of an indexer: and dimension of the rows
 
 
 def replica_of(layer: object, keys: torch.Tensor | None) -> Replica:
-    states = [layer.conv_states, layer.recurrent_states] if isinstance(layer, LinearAttentionLayer) else None
+    states = {}
+    if isinstance(layer, LinearAttentionLayer):
+        for name in ("conv_states", "recurrent_states"):
+            for index, state in getattr(layer, name).items():
+                if state is None or not layer.has_previous_state[index]:
+                    continue
+                if name == "conv_states":  # just the kernel's columns, whatever was recorded
+                    kernel = layer.conv_kernel_size[index]
+                    state = torch.nn.functional.pad(state[..., -kernel:], (max(kernel - state.shape[-1], 0), 0))
+                states[name, index] = state
+    for dim, name in enumerate(("indexer_keys", "indexer_position_ids")):
+        if getattr(layer, name, None) is not None:
+            states[name, dim] = getattr(layer, name)
     length = layer.cumulative_length if isinstance(layer, DynamicSlidingWindowLayer) else None
-    return Replica(kind_of_layer(layer), None if keys is None else keys.shape[0], length, states)
+    return Replica(kind_of_layer(layer), keys, length, states)
 
 
 class _Gathering(threading.local):
@@ -121,7 +147,7 @@ def gathering():
 
 def note(number: int, layer: object, keys: torch.Tensor | None) -> None:
     """Tells whoever gathers on this thread what layer `number` of one cache holds."""
-    if _gathering.replicas is not None:
+    if _gathering.replicas is not None and (type(layer) is DummyLayer or is_ours(layer)):
         _gathering.replicas.setdefault(number, []).append(replica_of(layer, keys))
 
 
@@ -132,7 +158,7 @@ class LayerData:
     keys: torch.Tensor | None
     values: torch.Tensor | None
     kind: LayerKind
-    replicas: list[Replica]
+    replicas: list[Replica] = field(default_factory=list)
 
     def finish(self, layer: object, device: torch.device | None) -> None:
         """After the keys and values were appended: true lengths, states."""
@@ -143,16 +169,25 @@ class LayerData:
             )
         if lengths and isinstance(layer, DynamicSlidingWindowLayer):
             layer.cumulative_length = lengths.pop()
-        if not isinstance(layer, LinearAttentionLayer):
-            return
-        for part, name in enumerate(("conv_states", "recurrent_states")):
-            for index in range(layer.number_of_states):
-                held = [r.states[part].get(index) for r in self.replicas if r.states is not None]
-                held = [state for state in held if state is not None]
-                if held:
-                    joined = torch.cat([state.to(device or held[0].device) for state in held])
-                    getattr(layer, name)[index] = joined
-                    _mark_initialized(layer, name, index, joined)
+        elif lengths and lengths != {layer.get_seq_length()}:
+            raise errors.MismatchError(
+                f"ddp_cache_data: a window that has seen {lengths.pop()} tokens and holds {layer.get_seq_length()},"
+                f" expected all of them for the config's {type(layer).__name__}"
+            )
+        for name, index in self.replicas[0].states if self.replicas else ():
+            held = [replica.states.get((name, index)) for replica in self.replicas]
+            if any(state is None for state in held):
+                raise errors.MismatchError(
+                    f"ddp_cache_data: {name} of a layer is missing in some replicas, expected in all"
+                )
+            held = [state.to(device or held[0].device) for state in held]
+            if name.startswith("indexer"):
+                setattr(layer, name, torch.cat(held, dim=index))
+                layer.is_indexer_initialized = True
+                layer.indexer_dtype, layer.indexer_device = held[0].dtype, held[0].device
+            else:
+                getattr(layer, name)[index] = torch.cat(held)
+                _mark_initialized(layer, name, index, getattr(layer, name)[index])
 
 
 def _mark_initialized(layer: LinearAttentionLayer, name: str, index: int, state: torch.Tensor) -> None:
@@ -171,17 +206,41 @@ def read_data(data: Iterable | None) -> list[LayerData] | None:
     if data is None:
         return None
     if isinstance(data, Cache):
-        entries = []
-        for layer in data.layers:
-            keys, values = (layer.keys, layer.values) if hasattr(layer, "keys") else (None, None)
-            entries.append(LayerData(keys, values, kind_of_layer(layer), [replica_of(layer, keys)]))
-        return entries
+        if not hasattr(data, "layers"):
+            raise errors.MismatchError(
+                f"ddp_cache_data is a {type(data).__name__}, expected a cache with layers: one of its halves"
+            )
+        entries = [(layer, *contents_of(layer)) for layer in data.layers]
+        return [LayerData(k, v, kind_of_layer(layer), [replica_of(layer, k)]) for layer, k, v in entries]
     with gathering() as replicas:
-        entries = list(data)
-    return [_layer_data(number, entry, replicas.get(number, [])) for number, entry in enumerate(entries)]
+        entries = [_checked_entry(number, entry) for number, entry in enumerate(data)]
+    if replicas and all(_is_joined(keys, replicas.get(n, [])) for n, (keys, *_) in enumerate(entries)):
+        return [LayerData(k, v, replicas[n][0].kind, replicas[n]) for n, (k, v, _) in enumerate(entries)]
+    if any(replica.states for of_layer in replicas.values() for replica in of_layer):
+        raise errors.MismatchError(
+            "ddp_cache_data: keys of a cache with states were changed on the way, and its states cannot follow",
+            hint="Change the new cache instead, by batch_select_indices, crop or an assignment to layer.keys.",
+        )
+    return [_plain_data(number, *entry) for number, entry in enumerate(entries)]
 
 
-def _layer_data(number: int, entry: object, replicas: list[Replica]) -> LayerData:
+def _is_joined(keys: torch.Tensor | None, replicas: list[Replica]) -> bool:
+    """Whether `keys` are those of the replicas, one below the other, bit for bit: then what they hold besides fits."""
+    if not replicas or keys is None:
+        return bool(replicas) and all(replica.keys is None for replica in replicas)
+    parts = [replica.keys for replica in replicas]
+    if any(part is None or part.shape[1:] != keys.shape[1:] or part.dtype != keys.dtype for part in parts):
+        return False
+    if sum(part.shape[0] for part in parts) != keys.shape[0]:
+        return False
+    whole = keys.detach().split([part.shape[0] for part in parts])
+    return all(
+        torch.equal(one.contiguous().view(torch.uint8), part.detach().to(one.device).contiguous().view(torch.uint8))
+        for one, part in zip(whole, parts)
+    )
+
+
+def _checked_entry(number: int, entry: object) -> tuple:
     expected = "expected (keys, values), (keys, values, window) or a tensor [2, batch, heads, tokens, dim]"
     if not isinstance(entry, (tuple, list, torch.Tensor)):
         raise TypeError(f"ddp_cache_data: layer {number} is a {type(entry).__name__}, {expected}")
@@ -190,13 +249,17 @@ def _layer_data(number: int, entry: object, replicas: list[Replica]) -> LayerDat
     keys, values = entry[:2]
     if (keys is None) != (values is None):
         raise errors.MismatchError(f"ddp_cache_data: layer {number} has only one of keys and values, {expected}")
-    window = entry[2] if len(entry) == 3 else None
-    rows = sum(replica.rows or 0 for replica in replicas)
-    if replicas and (keys is None or rows == keys.shape[0]):
-        return LayerData(keys, values, copy.copy(replicas[0].kind), replicas)
+    return keys, values, entry[2] if len(entry) == 3 else None
+
+
+def _plain_data(number: int, keys: torch.Tensor | None, values: torch.Tensor | None, window: object) -> LayerData:
     if window is None:
-        return LayerData(keys, values, LayerKind(), [])
-    sizes = set(torch.as_tensor(window).reshape(-1).tolist())
+        return LayerData(keys, values, LayerKind())
+    sizes = set(torch.as_tensor(window).reshape(-1).tolist()) if isinstance(window, (int, torch.Tensor)) else {window}
+    if not all(isinstance(size, int) for size in sizes):
+        raise TypeError(
+            f"ddp_cache_data: layer {number} has window {window!r}, expected a whole number or a tensor of it"
+        )
     if len(sizes) != 1:
         raise errors.MismatchError(f"ddp_cache_data: layer {number} has windows {sorted(sizes)}, expected one size")
-    return LayerData(keys, values, LayerKind(WindowLayer, {"sliding_window": int(sizes.pop())}), [])
+    return LayerData(keys, values, LayerKind(WindowLayer, {"sliding_window": int(sizes.pop())}))

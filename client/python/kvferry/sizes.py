@@ -22,8 +22,8 @@ def parse_size(size: int | str, name: str = "size") -> int:
         if match is None or match[2] not in _UNITS:
             raise ValueError(f"{name} is {size!r}, expected bytes (int) or text such as '512MiB' or '2GiB'")
         size = int(float(match[1]) * _UNITS[match[2]])
-    if size < 0:
-        raise ValueError(f"{name} is {size}, expected 0 bytes or more")
+    if not 0 <= size < 2**63:
+        raise ValueError(f"{name} is {size}, expected 0 bytes or more, below 2**63")
     return size
 
 
@@ -37,6 +37,13 @@ def parse_integer(value: int | None, name: str, optional: bool = False) -> int |
     if not -(2**31) <= value < 2**31:
         raise MismatchError(f"{name} is {value}, expected {-(2**31)} to {2**31 - 1}")
     return value
+
+
+def parse_seconds(value: float, name: str) -> float:
+    """Seconds as a float; whether they make sense is for who uses them to say."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is a {type(value).__name__} ({value!r}), expected seconds")
+    return float(value)
 
 
 def format_size(size: float) -> str:

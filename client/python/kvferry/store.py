@@ -7,7 +7,7 @@ import weakref
 from dataclasses import dataclass
 
 from . import _core, errors
-from .sizes import format_size, parse_size
+from .sizes import format_size, parse_seconds, parse_size
 
 _EMBEDDED = "embedded://"
 _OPTIONS = {
@@ -67,7 +67,7 @@ class Store:
     def flush(self, timeout: float = 30.0) -> None:
         """Waits up to `timeout` seconds until all that the store has acknowledged is as durable as it can make it."""
         self._check()
-        self._core.flush(timeout)
+        self._core.flush(parse_seconds(timeout, "timeout"))
 
     def close(self) -> None:
         """Ends the session: the store frees what only this process could read, after its grace period if it cannot be
@@ -120,6 +120,9 @@ def connect(url: str | None = None, **options) -> Store:
         options = {}  # the URL is refused by name below
     if "memory" in options:
         options["memory"] = parse_size(options["memory"], "memory")
+    for name in ("connect_timeout", "heartbeat"):
+        if name in options:
+            options[name] = parse_seconds(options[name], name)
     try:
         return Store(_core.connect(url, **options))
     except errors.UnavailableError as error:
@@ -156,9 +159,16 @@ def store_at(url: str) -> Store:
     """The process's default store if it is the one at `url`, else one that all who ask for this URL share."""
     with _lock:
         store = _default if _default is not None and _default.url == url else _by_url.get(url)
-        if store is None or store.closed:
-            store = _by_url[url] = connect(url)
+    if store is not None and not store.closed:
         return store
+    store = connect(url)  # takes its time, so outside the lock; the first of two stays
+    with _lock:
+        first = _by_url.get(url)
+        if first is None or first.closed:
+            first = _by_url[url] = store
+    if first is not store:
+        store.close()
+    return first
 
 
 @atexit.register
