@@ -164,6 +164,25 @@ TEST(Frame, SkipsUnknownFields) {
   EXPECT_EQ(Join(frame->payload.Take(4)), "abcd");
 }
 
+// Where a serializer puts what it does not know, or a later version has put fields of its own.
+TEST(Frame, SkipsUnknownFieldsBehindData) {
+  v1::PutRequest plain = PutHeader({4, 3});
+  plain.set_data("abcdefg");
+  for (const std::string& unknown : {std::string("\xa0\x06\x07"), std::string("\xaa\x06\x03xyz", 6),
+                                     std::string("\x83\x01\x08\x01\x84\x01"), std::string("\x80\x01\x00", 3)}) {
+    for (const size_t step : {1, 3, 100}) {
+      auto frame = DecodePut(Cut(plain.SerializeAsString() + unknown, step));
+      ASSERT_TRUE(frame.ok()) << frame.status();
+      ASSERT_EQ(frame->payload.remaining(), 7u);
+      EXPECT_EQ(Join(frame->payload.Take(4)), "abcd");
+      EXPECT_EQ(Join(frame->payload.Take(3)), "efg");
+    }
+    const std::string cut = unknown.substr(0, unknown.size() - 1);
+    EXPECT_THAT(DecodePut(Cut(plain.SerializeAsString() + cut, 100)).status().message(),
+                HasSubstr("malformed message"));
+  }
+}
+
 TEST(Frame, RefusesFieldsAfterData) {
   v1::PutRequest plain = PutHeader({4});
   plain.set_data("abcd");

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -10,6 +11,7 @@
 #include "tests/base/specs.h"
 #include "tests/service/block_bytes.h"
 #include "tests/service/process.h"
+#include "tests/service/raw_caller.h"
 #include "tests/service/raw_client.h"
 
 namespace kvferry {
@@ -36,6 +38,18 @@ class BinariesTest : public testing::Test {
     auto daemon = Daemon(more);
     EXPECT_EQ(daemon->ReadLine(), absl::StrCat("kvferryd ready on ", url_, "\n"));
     return daemon;
+  }
+  void ExpectRefused(Process* daemon, const std::string& why) {
+    const std::string ready = daemon->ReadLine();
+    EXPECT_EQ(ready, "") << "it serves";
+    if (!ready.empty()) daemon->Signal(SIGKILL);
+    EXPECT_EQ(daemon->Wait(), 1);
+    EXPECT_THAT(daemon->err, AllOf(HasSubstr("cannot listen on " + path_ + ": "), HasSubstr(why)));
+  }
+  void ExpectServes() {
+    RawClient client(url_);
+    EXPECT_TRUE(client.Hello().ok());
+    EXPECT_TRUE(client.Bye().ok());
   }
   int Ctl(std::vector<std::string> arguments, std::string* out, std::string* err) {
     arguments.insert(arguments.begin(), KVFERRYCTL);
@@ -109,10 +123,94 @@ TEST_F(BinariesTest, StartsWhereAKilledOneWas) {
 TEST_F(BinariesTest, ASecondOneOnThePathIsRefused) {
   const auto daemon = ReadyDaemon();
   const auto second = Daemon();
-  EXPECT_EQ(second->Wait(), 1);
-  EXPECT_THAT(second->err, HasSubstr("another kvferryd serves there"));
-  RawClient client(url_);
-  EXPECT_TRUE(client.Hello().ok());  // the first one goes on
+  ExpectRefused(second.get(), "another kvferryd serves there");
+  ExpectServes();  // the first one goes on
+}
+
+// Whatever the first one is doing: it hangs, somebody has removed its lock file, it drains.
+TEST_F(BinariesTest, ASecondOneIsRefusedAtBadMomentsToo) {
+  const auto daemon = ReadyDaemon({"--drain-grace=10m"});
+  daemon->Signal(SIGSTOP);
+  ExpectRefused(Daemon().get(), "another kvferryd serves there");
+  std::filesystem::remove(path_ + ".lock");
+  ExpectRefused(Daemon().get(), "a live service answers there");
+  daemon->Signal(SIGCONT);
+  ExpectServes();
+  ExpectRefused(Daemon().get(), "a live service answers there");
+
+  {
+    RawClient client(url_);
+    ASSERT_TRUE(client.Hello().ok());
+    std::vector<ChunkKey> keys;
+    ASSERT_TRUE(client.Reserve(client.Open(SmallSpec(1, 2, 128, 1024)), 1, &keys).ok());
+    const auto block = BlockBytes(2 * kMiB, 1);
+    grpc::ClientContext context;
+    SetTestDeadline(&context);
+    const auto upload = client.stub->Put(&context);
+    ASSERT_TRUE(upload->Write(client.Piece({keys[0], 0}, block, 0, kMiB)));
+    ASSERT_TRUE(Eventually([&] { return client.Stats()["put_bytes_copied"] == kMiB; }));
+    daemon->Signal(SIGTERM);
+    v1::SessionReply notice;
+    ASSERT_TRUE(client.Hear(&notice));
+    EXPECT_TRUE(notice.has_drain());
+    ExpectRefused(Daemon().get(), "a live service answers there");
+    ASSERT_TRUE(upload->Write(client.Piece({keys[0], 0}, block, kMiB, kMiB)));
+    v1::PutReply reply;
+    ASSERT_TRUE(upload->Read(&reply));
+    EXPECT_EQ(reply.acks(0).code(), 0u) << reply.acks(0).message();
+    EXPECT_EQ(client.WaitForEnd().error_code(), grpc::StatusCode::UNAVAILABLE);
+  }
+  EXPECT_EQ(daemon->Wait(), 0) << daemon->err;
+}
+
+// Of those who start at one time one serves and the others go away, on a fresh path and on one that was left behind.
+TEST_F(BinariesTest, OneOfManyServes) {
+  for (int round = 0; round < 4; ++round) {
+    std::vector<std::unique_ptr<Process>> daemons;
+    for (int i = 0; i < 5; ++i) daemons.push_back(Daemon());
+    std::unique_ptr<Process> serving;
+    for (auto& daemon : daemons) {
+      if (daemon->ReadLine().empty()) {
+        ExpectRefused(daemon.get(), "another kvferryd serves there");
+      } else {
+        EXPECT_EQ(serving, nullptr) << "two serve";
+        serving = std::move(daemon);
+      }
+    }
+    ASSERT_NE(serving, nullptr) << "none serves";
+    ExpectServes();
+    serving->Signal(round % 2 == 0 ? SIGKILL : SIGTERM);
+    serving->Wait();
+    EXPECT_EQ(std::filesystem::exists(path_), round % 2 == 0);
+  }
+}
+
+TEST_F(BinariesTest, AFileOnThePathIsNobodysSocket) {
+  std::ofstream(path_) << "somebody's data";
+  ExpectRefused(Daemon().get(), "is not a socket");
+  std::string text;
+  std::getline(std::ifstream(path_), text);
+  EXPECT_EQ(text, "somebody's data");
+  std::filesystem::remove(path_);
+  std::filesystem::create_symlink(path_ + ".nowhere", path_);
+  ExpectRefused(Daemon().get(), "is not a socket");
+  EXPECT_TRUE(std::filesystem::is_symlink(path_));
+  EXPECT_FALSE(std::filesystem::exists(path_ + ".lock"));
+}
+
+// Whoever sends much that is no message fills no disk with what is said about it.
+TEST_F(BinariesTest, BadInputIsNotLogged) {
+  const auto daemon = ReadyDaemon();
+  v1::OpenNamespaceRequest request;
+  ToProto(SmallSpec(), request.mutable_spec());
+  std::string bytes = request.SerializeAsString();
+  bytes[bytes.find("float32")] = '\xff';  // no UTF-8
+  const Answer answer = RawCaller(DialUrl(url_)).CallUnary("/kvferry.v1.CacheStore/OpenNamespace", bytes);
+  EXPECT_EQ(answer.status.error_code(), grpc::INVALID_ARGUMENT) << answer.status.error_message();
+  EXPECT_EQ(RawClient(url_).Stats()["malformed_messages"], 1u);
+  daemon->Signal(SIGTERM);
+  EXPECT_EQ(daemon->Wait(), 0);
+  EXPECT_THAT(daemon->err, Not(HasSubstr("protobuf")));
 }
 
 TEST_F(BinariesTest, WrongArgumentsAreExplained) {

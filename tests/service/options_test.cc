@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -64,8 +65,17 @@ TEST(CommandLine, ErrorsNameFlagValueAndWhatWasExpected) {
   EXPECT_THAT(Error({"--listen=unix:relative.sock"}), HasSubstr("absolute path"));
   EXPECT_THAT(Error({"--listen=unix:///" + std::string(120, 'x')}), HasSubstr("at most 107"));
   EXPECT_THAT(Error({"--heartbeat=soon"}), AllOf(HasSubstr("--heartbeat=soon"), HasSubstr("30s")));
-  EXPECT_THAT(Error({"--heartbeat=0"}), HasSubstr("at least"));
-  EXPECT_THAT(Error({"--live-grace=inf"}), HasSubstr("--live-grace=inf"));
+  for (const char* no_time : {"0", "-5s", "5", "nan", "nans", "inf", "-inf", "1e300s", "25h", "4294967297ms", ""}) {
+    EXPECT_THAT(Error({absl::StrCat("--heartbeat=", no_time)}),
+                AllOf(HasSubstr(absl::StrCat("--heartbeat=", no_time, ": ")), HasSubstr("a time of 10ms to 24h")));
+  }
+  for (const char* no_time : {"0", "-1ns", "inf", "8761h"}) {
+    EXPECT_THAT(Error({absl::StrCat("--live-grace=", no_time)}), HasSubstr("a time of 10ms to 8760h"));
+    EXPECT_THAT(Error({absl::StrCat("--reservation-grace=", no_time)}), HasSubstr("a time of 10ms to 8760h"));
+  }
+  for (const char* no_time : {"-1ns", "inf", "soon"}) {
+    EXPECT_THAT(Error({absl::StrCat("--drain-grace=", no_time)}), HasSubstr("a time of 0 to 8760h"));
+  }
   EXPECT_THAT(Error({"--colour=red"}), HasSubstr("unknown argument \"--colour=red\""));
   EXPECT_THAT(Error({"--memory"}), HasSubstr("--memory has no value"));
   EXPECT_THAT(Error({"serve"}), HasSubstr("unknown argument \"serve\""));

@@ -4,15 +4,14 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <future>
 #include <thread>
 
 #include "gmock/gmock.h"
-#include "grpcpp/generic/generic_stub.h"
 #include "gtest/gtest.h"
 #include "service/server.h"
 #include "tests/base/specs.h"
 #include "tests/service/block_bytes.h"
+#include "tests/service/raw_caller.h"
 #include "tests/service/raw_client.h"
 
 namespace kvferry {
@@ -250,29 +249,12 @@ TEST_F(ServerLifeTest, SilentClientsAreSuspendedAndMayGoOn) {
   EXPECT_TRUE(client.Reserve(ns, 1, &keys).ok());
 }
 
-// A call of a service whose stubs we do not generate, with request and answer as bytes.
-std::string CallRaw(const std::string& url, const std::string& method, const std::string& request_bytes) {
-  grpc::GenericStub stub(DialUrl(url));
-  grpc::ClientContext context;
-  SetTestDeadline(&context);
-  const grpc::Slice slice(request_bytes);
-  const grpc::ByteBuffer request(&slice, 1);
-  grpc::ByteBuffer reply;
-  std::promise<grpc::Status> done;
-  stub.UnaryCall(&context, method, grpc::StubOptions(), &request, &reply,
-                 [&done](grpc::Status status) { done.set_value(std::move(status)); });
-  const grpc::Status status = done.get_future().get();
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  grpc::Slice flat;
-  EXPECT_TRUE(reply.DumpToSingleSlice(&flat).ok());
-  return std::string(flat.begin(), flat.end());
-}
-
 TEST_F(ServerLifeTest, ServesHealthAndReflection) {
   Start();
-  EXPECT_EQ(CallRaw(url_, "/grpc.health.v1.Health/Check", ""), "\x08\x01");  // SERVING
+  RawCaller caller(DialUrl(url_));  // their stubs we do not generate
+  EXPECT_EQ(caller.CallUnary("/grpc.health.v1.Health/Check", "").replies, "\x08\x01");  // SERVING
   const std::string services =
-      CallRaw(url_, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "\x3a\x01*");  // list_services
+      caller.CallUnary("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "\x3a\x01*").replies;
   EXPECT_THAT(services, HasSubstr("kvferry.v1.CacheStore"));
   EXPECT_THAT(services, HasSubstr("kvferry.v1.CacheAdmin"));
 }

@@ -144,6 +144,20 @@ TEST_F(WriteSessionTest, BadBlocksFailAlone) {
   EXPECT_EQ(f_.stats.put_bytes_copied, size_ + 5);  // bounds are checked before anything is copied
 }
 
+TEST_F(WriteSessionTest, ABlockThatTheStreamsEndCutsShortHasFailed) {
+  const ChunkKey chunk = f_.Reserve(session_, ns_)[0];
+  const auto block = BlockBytes(size_, 1);
+  EXPECT_TRUE(SendAndTake({Piece({chunk, 0}, block, 0, 100)}).empty());
+  write_->EndOfInput();
+  const auto acks = write_->TakeAcks(10);
+  ASSERT_EQ(acks.size(), 1u);
+  EXPECT_TRUE(absl::IsInvalidArgument(acks[0].status));
+  EXPECT_THAT(acks[0].status.message(), HasSubstr("only 100 of the 65536 bytes"));
+  write_->EndOfInput();  // nothing is open any more
+  EXPECT_TRUE(write_->idle());
+  EXPECT_TRUE(SendAndTake({Whole({chunk, 0}, block)})[0].status.ok()) << "nobody holds the layer";
+}
+
 TEST_F(WriteSessionTest, AFailedBlockHasOneAcknowledgement) {
   const ChunkKey chunk = f_.Reserve(session_, ns_)[0];
   const auto block = BlockBytes(size_, 1);
