@@ -308,7 +308,7 @@ TEST_F(CacheFaultsTest, AnInterruptedPassCannotBeCropped) {
   const at::Tensor k = RandomStates(random_, 2, 2, 1, 8);
   ASSERT_TRUE(cache_->Update(k, k, 0).ok());
   EXPECT_EQ(cache_->Crop(1).code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(cache_->Read(1).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(cache_->Read(1).ok()) << "refused, and nothing was changed";
   EXPECT_TRUE(cache_->Crop(9).ok()) << "that empties it";
   oracle_.Reset();
   EXPECT_TRUE(Forward(8).ok());

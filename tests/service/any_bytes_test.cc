@@ -168,6 +168,7 @@ class AnyBytesTest : public BadInputTest, public testing::WithParamInterface<con
           std::make_unique<Sender>(std::move(client), channel, *GetParam(), std::move(holdings), seed + i));
     }
     std::vector<std::thread> threads;
+    threads.reserve(kSenders);
     for (const auto& sender : senders) threads.emplace_back([&send, &sender] { send(sender.get()); });
     for (std::thread& thread : threads) thread.join();
     senders.clear();
