@@ -2,8 +2,8 @@
 
 Says what happens as JSON, an object a line, and ends when its standard input does, the conversations open until then.
 The code is the same for both caches, but for the line that makes one. The limit is RLIMIT_DATA: the process's private
-writable memory, VmData in /proc/self/status, may be what it is once the model has been loaded and has run, and the KV
-of one conversation and what a forward pass computes with besides.
+writable memory, VmData in /proc/self/status, may be what it is once the model has been loaded and has run, and beside
+that the KV of one conversation, what a forward pass computes with, and a little to spare.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import smollm2
 SHARED_TOKENS, OWN_TOKENS = 3300, 780  # of the text all conversations begin with, and of each one's own
 NEW_TOKENS = 32  # of an answer, at most
 CHUNK_TOKENS = 512  # of a forward pass, so that what it computes with stays small
+SPARE = 16 * 2**20  # bytes that may lie unused between small things that malloc gave out
 DEVICE_MEMORY = "32MiB"  # of one conversation, of which our cache needs 29 MiB for 4,100 tokens
 ASKED = [  # a licence that Debian ships, where its text begins, a question
     ("Apache-2.0", "1. Definitions", 'Who is the "Licensor"?'),
@@ -99,9 +100,9 @@ def main() -> None:
     libc.malloc_trim(0)
     data, anonymous = memory()
     if not options.unlimited:
-        resource.setrlimit(resource.RLIMIT_DATA, (data + kv + needed,) * 2)
-    emit("ready", data=data, anonymous=anonymous, kv=kv, needed=needed, shared=shared,
-         shortest=min(map(len, conversations)), longest=longest)  # fmt: skip
+        resource.setrlimit(resource.RLIMIT_DATA, (data + kv + needed + SPARE,) * 2)
+    emit("ready", data=data, anonymous=anonymous, kv=kv, needed=needed,
+         room=kv + needed + SPARE, shared=shared, shortest=min(map(len, conversations)), longest=longest)  # fmt: skip
 
     caches, doing = [], "connecting"  # all stay open
     with contextlib.ExitStack() as stack:

@@ -160,8 +160,9 @@ def _explain(ready: dict) -> None:
 
         Each cache gets a process of its own, which does the same. With the model loaded and warm it has
         {format_size(ready["data"])} of private memory (VmData); RLIMIT_DATA lets it have
-        {format_size(ready["kv"] + ready["needed"])} more: {format_size(ready["kv"])} for the KV of one conversation and
-        {format_size(ready["needed"])} for what a pass of {limited.CHUNK_TOKENS} tokens computes with. For both
+        {format_size(ready["room"])} more: {format_size(ready["kv"])} for the KV of one conversation,
+        {format_size(ready["needed"])} for what a pass of {limited.CHUNK_TOKENS} tokens computes with, and
+        {format_size(limited.SPARE)} to spare. For both
         {" ".join(f"{name}={value}" for name, value in MALLOC.items())}, and threads have stacks of {THREAD_STACKS}.
         kvferry has device_memory={limited.DEVICE_MEMORY!r} for each conversation, the rest lies in kvferryd."""
     for paragraph in text.split("\n\n"):
@@ -172,7 +173,7 @@ def _show_table(rows: list[Outcome]) -> None:
     cells = []
     for row in rows:
         ready = row.ready
-        limit = "none" if row.name.endswith("no limit") else format_size(ready["kv"] + ready["needed"])
+        limit = "none" if row.name.endswith("no limit") else format_size(ready["room"])
         data, anonymous = row.data - ready["data"], row.anonymous - ready["anonymous"]
         cells.append((row.name, f"{len(row.answers)} of {len(limited.ASKED)}", limit, format_size(data),
                       format_size(anonymous), "none" if row.service is None else format_size(row.service)))  # fmt: skip

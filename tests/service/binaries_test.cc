@@ -48,7 +48,7 @@ class BinariesTest : public testing::Test {
   }
   void ExpectServes() {
     RawClient client(url_);
-    EXPECT_TRUE(client.Hello().ok());
+    ASSERT_TRUE(client.Hello().ok());
     EXPECT_TRUE(client.Bye().ok());
   }
   int Ctl(std::vector<std::string> arguments, std::string* out, std::string* err) {
@@ -166,8 +166,8 @@ TEST_F(BinariesTest, ASecondOneIsRefusedAtBadMomentsToo) {
 // Of those who start at one time one serves and the others go away, on a fresh path and on one that was left behind.
 TEST_F(BinariesTest, OneOfManyServes) {
   for (int round = 0; round < 4; ++round) {
-    std::vector<std::unique_ptr<Process>> daemons;
-    for (int i = 0; i < 5; ++i) daemons.push_back(Daemon());
+    std::vector<std::unique_ptr<Process>> daemons(5);
+    for (auto& daemon : daemons) daemon = Daemon();
     std::unique_ptr<Process> serving;
     for (auto& daemon : daemons) {
       if (daemon->ReadLine().empty()) {

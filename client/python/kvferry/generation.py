@@ -92,6 +92,7 @@ class HeldLength(int):
         asks = sys._getframe(1).f_code.co_name  # where generate() subtracts, and nobody else
         if asks != "_prefill" or not isinstance(prompt, int) or not self.cache._take_prompt():
             return prompt - held
+        self.cache._ferry.check()
         if prompt < held:
             raise errors.MismatchError(
                 f"the cache holds {held} tokens, more than the {prompt} of the prompt",
