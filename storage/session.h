@@ -14,8 +14,8 @@
 
 namespace kvferry {
 
-// One client: its live chunks, its leases, the namespaces it has open. A ticket is one that has leases alone. Threads: none of its own; the store's mutex
-// guards it.
+// One client: its live chunks, its leases, the namespaces it has open. A ticket is one that has leases alone. Threads:
+// none of its own; the store's mutex guards it.
 struct Session {
   struct Lease {
     RecordPtr record;

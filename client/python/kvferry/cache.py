@@ -12,11 +12,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
 from . import _torch, errors
 from . import store as stores
-from .device_layers import WindowLayer, bytes_of, bytes_of_column, tensors_of
+from .copies import fork_layer, held_bytes, packed, unpacked
+from .device_layers import WindowLayer, bytes_of_column, check_indexer_keys, check_state, tensors_of
 from .generation import HeldLength
 from .handles import handle_ttl
 from .layer import Ferry, OffloadedLayer
-from .layer_kinds import LayerKind, contents_of, device_class, is_ours, kinds_of_config, note, read_data
+from .layer_kinds import LayerKind, contents_of, device_class, kinds_of_config, note, read_data
 from .sizes import parse_integer, parse_seconds, parse_size
 from .stats import CacheStats
 
@@ -261,7 +262,7 @@ class OffloadedCache(DynamicCache):
             cls = device_class(other)
             if cls in (None, DummyLayer):
                 continue
-            keeps, appending = cls.room(other, new, assumed) if hasattr(cls, "room") else (_bytes_of(other), 0)
+            keeps, appending = cls.room(other, new, assumed) if hasattr(cls, "room") else (held_bytes(other), 0)
             held, most = held + keeps, max(most, appending)
         self._set_aside(held + most, after)
         self._planned = after
@@ -272,7 +273,7 @@ class OffloadedCache(DynamicCache):
         self._aside = aside
 
     def _held_beside(self) -> int:
-        return sum(_bytes_of(layer) for layer in self.layers if device_class(layer) is not None)
+        return sum(held_bytes(layer) for layer in self.layers if device_class(layer) is not None)
 
     def update_conv_state(
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs
@@ -293,18 +294,8 @@ class OffloadedCache(DynamicCache):
         """As transformers': appends [batch, tokens, dim] to the indexer's keys of layer `layer_idx`, returns all."""
         layer = self.layers[self._checked_index(layer_idx)]
         self._ferry.check()
-        if not isinstance(indexer_key_states, torch.Tensor) or indexer_key_states.dim() != 3:
-            got = getattr(indexer_key_states, "shape", type(indexer_key_states).__name__)
-            raise errors.MismatchError(f"indexer_key_states is {got}, expected a tensor [batch, tokens, dim]")
         held = getattr(layer, "indexer_keys", None)
-        if held is not None and (held.shape[0], held.shape[2]) != (
-            indexer_key_states.shape[0],
-            indexer_key_states.shape[2],
-        ):
-            raise errors.MismatchError(
-                f"indexer_key_states has shape {list(indexer_key_states.shape)}, expected [{held.shape[0]}, tokens,"
-                f" {held.shape[2]}] as held by layer {layer_idx}"
-            )
+        check_indexer_keys(indexer_key_states, held, layer_idx)
         if held is None:  # not foreseen by the plan
             self._add_aside(indexer_key_states.numel() * indexer_key_states.element_size())
         return super().update_indexer(indexer_key_states, layer_idx)
@@ -317,21 +308,7 @@ class OffloadedCache(DynamicCache):
             raise ValueError("OffloadedCache: states need a config: OffloadedCache(config=model.config)")
         layer = self.layers[self._checked_index(layer_idx)]
         self._ferry.check()
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}, expected a torch.Tensor")
-        if tensor.dim() < 2 or tensor.numel() == 0:
-            raise errors.MismatchError(
-                f"{name} has shape {list(tensor.shape)}, expected [batch, ...], at least 1 of each"
-            )
-        states = getattr(layer, name, None)
-        if states is None:
-            kind = type(layer).__name__
-            raise ValueError(f"layer_idx is {layer_idx}, a {kind}, expected a layer of linear attention for {name}")
-        if state_idx not in states:
-            raise errors.LayerIndexError(f"state_idx is {state_idx}, expected one of {list(states)}")
-        rows = self._rows()
-        if rows and rows != tensor.shape[0]:
-            raise errors.MismatchError(f"{name} has batch {tensor.shape[0]}, expected {rows} as held by the cache")
+        check_state(layer, layer_idx, tensor, name, state_idx, self._rows())
         if (layer_idx, name, state_idx) in self._advanced and self._lengths():
             error = errors.MismatchError(
                 f"OffloadedCache: {name} {state_idx} of layer {layer_idx} is updated twice with no attention between:"
@@ -339,7 +316,7 @@ class OffloadedCache(DynamicCache):
             )
             self._ferry.tear(error)
             raise error
-        held = states[state_idx]
+        held = getattr(layer, name)[state_idx]
         columns = columns if columns and not layer.record_past else tensor.shape[-1]
         new = tensor.numel() // tensor.shape[-1] * columns * tensor.element_size()
         if held is None:  # not foreseen by the plan
@@ -537,7 +514,7 @@ class OffloadedCache(DynamicCache):
             elif name == "_store":
                 fork._store = value  # a connection: shared, not copied
             elif name == "layers":
-                fork.layers = [_fork_layer(layer, ferry, memo) for layer in value]
+                fork.layers = [fork_layer(layer, ferry, memo) for layer in value]
             else:
                 setattr(fork, name, copy.deepcopy(value, memo))
         fork._prompt_starts = False
@@ -559,7 +536,7 @@ class OffloadedCache(DynamicCache):
             )
         state = {k: v for k, v in self.__dict__.items() if k not in ("_ferry", "_store", "layers")}
         shared = self._ferry.share(handle_ttl())
-        return _unpickle, (type(self), state, [_packed(layer, shared is None) for layer in self.layers], shared)
+        return _unpickle, (type(self), state, [packed(layer, shared is None) for layer in self.layers], shared)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]]:
         """(keys, values, window) of each layer, tensors that are the caller's; the window, a tensor of one number, is
@@ -602,42 +579,6 @@ def _shallow(value: object) -> object:
     return dict(value) if isinstance(value, dict) else value
 
 
-def _bytes_of(layer: object) -> int:
-    """Memory that a layer's tensors take on the device."""
-    cls = device_class(layer)
-    return cls.held_bytes(layer) if hasattr(cls, "held_bytes") else bytes_of(*tensors_of(layer))
-
-
-def _device_state(layer: object) -> dict[str, object]:
-    """The attributes of a layer but those that tie it to its cache."""
-    return {k: v for k, v in vars(layer).items() if k not in ("_ferry", "_index")}
-
-
-def _cloned(value: object, memo: dict) -> object:
-    if isinstance(value, torch.Tensor):  # a clone, since deepcopy refuses tensors that gradients flow through
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _cloned(item, memo) for key, item in value.items()}
-    return copy.deepcopy(value, memo)
-
-
-def _fork_layer(layer: object, ferry: Ferry, memo: dict) -> object:
-    if not is_ours(layer):  # transformers' own or a model's: it knows better
-        return copy.deepcopy(layer, memo)
-    fork = type(layer).__new__(type(layer))
-    vars(fork).update(_cloned(_device_state(layer), memo))
-    if isinstance(layer, OffloadedLayer):
-        fork._ferry, fork._index = ferry, layer._index
-    return fork
-
-
-def _packed(layer: object, contents: bool) -> object:
-    """A layer as it is pickled: an offloaded one by its contents, if they are not shared otherwise."""
-    if not isinstance(layer, OffloadedLayer):
-        return layer
-    return type(layer), layer._index, _device_state(layer), layer.read() if contents else (None, None)
-
-
 def _unpickle(cls: type, state: dict, layers: list, shared: dict | None) -> OffloadedCache:
     store = None if shared is None else stores.store_at(shared["url"])
     cache = cls.__new__(cls)
@@ -646,15 +587,9 @@ def _unpickle(cls: type, state: dict, layers: list, shared: dict | None) -> Offl
     cache._ferry = Ferry(_torch.Cache(functools.partial(_capsule, store), **state["_options"]))
     if shared is not None:
         cache._ferry.core.adopt(shared)
-    for packed in layers:
-        layer = packed
-        if isinstance(packed, tuple):
-            kind, index, attributes, _ = packed
-            layer = kind.__new__(kind)
-            vars(layer).update(attributes, _ferry=cache._ferry, _index=index)
-        cache.layers.append(layer)
-    for number, packed in enumerate(layers):
-        if isinstance(packed, tuple) and packed[3][0] is not None:
-            cache.update(*packed[3], number)
+    cache.layers.extend(unpacked(entry, cache._ferry) for entry in layers)
+    for number, entry in enumerate(layers):
+        if isinstance(entry, tuple) and entry[3][0] is not None:
+            cache.update(*entry[3], number)
     cache._set_aside(cache._held_beside(), 0)
     return cache

@@ -40,6 +40,37 @@ def tensors_of(layer: object) -> list[torch.Tensor]:
     return found
 
 
+def check_state(layer: object, layer_idx: int, tensor: object, name: str, state_idx: int, rows: int) -> None:
+    """Refuses by name what layer `layer_idx` cannot take as its `name`; `rows` are held by the cache, 0: none."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.dim() < 2 or tensor.numel() == 0:
+        raise errors.MismatchError(f"{name} has shape {list(tensor.shape)}, expected [batch, ...], at least 1 of each")
+    states = getattr(layer, name, None)
+    if states is None:
+        kind = type(layer).__name__
+        raise ValueError(f"layer_idx is {layer_idx}, a {kind}, expected a layer of linear attention for {name}")
+    if state_idx not in states:
+        raise errors.LayerIndexError(f"state_idx is {state_idx}, expected one of {list(states)}")
+    if rows and rows != tensor.shape[0]:
+        raise errors.MismatchError(f"{name} has batch {tensor.shape[0]}, expected {rows} as held by the cache")
+
+
+def check_indexer_keys(indexer_key_states: object, held: torch.Tensor | None, layer_idx: int) -> None:
+    """Refuses by name what cannot follow the indexer's keys `held` by layer `layer_idx`."""
+    if not isinstance(indexer_key_states, torch.Tensor) or indexer_key_states.dim() != 3:
+        got = getattr(indexer_key_states, "shape", type(indexer_key_states).__name__)
+        raise errors.MismatchError(f"indexer_key_states is {got}, expected a tensor [batch, tokens, dim]")
+    if held is not None and (held.shape[0], held.shape[2]) != (
+        indexer_key_states.shape[0],
+        indexer_key_states.shape[2],
+    ):
+        raise errors.MismatchError(
+            f"indexer_key_states has shape {list(indexer_key_states.shape)}, expected [{held.shape[0]}, tokens,"
+            f" {held.shape[2]}] as held by layer {layer_idx}"
+        )
+
+
 class WindowLayer(DynamicSlidingWindowLayer):
     """Sliding or chunked attention: the last `sliding_window - 1` tokens.
 
