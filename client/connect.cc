@@ -1,5 +1,6 @@
 #include <malloc.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "absl/strings/match.h"
@@ -7,10 +8,13 @@
 #include "client/grpc_transport.h"
 #include "client/local_transport.h"
 #include "client/transport.h"
+#include "storage/base/memory_limit.h"
 #include "storage/base/status.h"
 
 namespace kvferry {
 namespace {
+
+constexpr uint64_t kDefaultMemory = 2 * kGiB;
 
 // glibc gives large buffers back to the system at once and faults them in anew for the next message. Keeping them is
 // worth up to 1.3x on a socket, but this is the model's process: only if asked.
@@ -46,8 +50,14 @@ absl::StatusOr<std::shared_ptr<Transport>> Connect(const std::string& url, const
     TuneMallocIfAsked();
     return NewGrpcTransport(url, options);
   }
+  const MemoryLimit limit = DetectMemoryLimit();
+  if (options.memory_bytes > limit.bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("memory is ", *options.memory_bytes,
+                                                   " bytes; expected no more than ", limit.bytes,
+                                                   ", which this machine or container has (", limit.source, ")"));
+  }
   StoreOptions store_options;
-  store_options.memory_bytes = options.memory_bytes;
+  store_options.memory_bytes = options.memory_bytes.value_or(std::min(kDefaultMemory, limit.bytes / 10 * 8));
   KVFERRY_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddedStore> store, EmbeddedStore::Open(store_options));
   return NewLocalTransport(std::move(store));
 }

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "client/interrupt.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
@@ -116,7 +117,7 @@ bool Connection::cancelled() const {
 bool Connection::WaitIdle(absl::Time deadline) {
   MutexLock lock(&mu_);
   while (!calls_.empty()) {
-    if (idle_.WaitUntil(&mu_, deadline) && !calls_.empty()) return false;
+    if (WaitUntil(idle_, &mu_, deadline) && !calls_.empty()) return false;
   }
   return true;
 }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/interrupt.h"
 #include "client/store_error.h"
 #include "storage/base/status.h"
 
@@ -76,6 +77,7 @@ void GrpcFetch::Ask(std::shared_ptr<Connection> connection) {
 }
 
 bool GrpcFetch::MayRetry(const absl::Status& why) {
+  if (ScopedInterrupt::Raised()) return false;
   const absl::Time now = absl::Now();
   if (absl::IsDeadlineExceeded(why)) {
     const absl::Duration suspended = core_->suspension.Total(now);
@@ -86,7 +88,7 @@ bool GrpcFetch::MayRetry(const absl::Status& why) {
   if (!absl::IsUnavailable(why) || core_->state.closed() || ++retries_ > kMaxRetries) return false;
   const absl::Duration pause = backoff_.Next();
   if (now + pause >= deadline_) return false;
-  absl::SleepFor(pause);
+  Sleep(pause);
   return true;
 }
 

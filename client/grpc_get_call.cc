@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "client/interrupt.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
 
@@ -46,7 +47,7 @@ std::optional<absl::StatusOr<BlockView>> GetCall::Next(absl::Time deadline, absl
     MutexLock lock(&mu_);
     waiting_ = true;
     while (ready_.empty() && !end_.has_value()) {
-      if (cv_.WaitUntil(&mu_, deadline) && ready_.empty() && !end_.has_value()) {
+      if (WaitUntil(cv_, &mu_, deadline) && ready_.empty() && !end_.has_value()) {
         waiting_ = false;
         *end = absl::DeadlineExceededError("no block by the deadline");
         return std::nullopt;

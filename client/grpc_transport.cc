@@ -124,6 +124,11 @@ class GrpcTransport : public Transport {
     ToProto(live, call->request.mutable_live());
     ToProto(name.prefix_key, call->request.mutable_prefix_key());
     ToProto(name.parent, call->request.mutable_parent());
+    call->request.set_priority(name.priority);
+    if (name.ttl != absl::InfiniteDuration()) {
+      const int64_t ms = absl::ToInt64Milliseconds(absl::Ceil(name.ttl, absl::Milliseconds(1)));
+      call->request.set_ttl_ms(static_cast<uint64_t>(std::max<int64_t>(ms, 0)));
+    }
     return Send("publish", call.get(), &Async::Publish, deadline);
   }
 

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "client/grpc_connection.h"
+#include "client/interrupt.h"
 #include "storage/base/mutex.h"
 
 namespace kvferry {
@@ -53,7 +54,7 @@ class UnaryCall : public std::enable_shared_from_this<UnaryCall<Request, Reply>>
   absl::Status Wait(absl::Time deadline) {
     MutexLock lock(&mu_);
     while (!status_.has_value()) {
-      if (cv_.WaitUntil(&mu_, deadline) && !status_.has_value()) {
+      if (WaitUntil(cv_, &mu_, deadline) && !status_.has_value()) {
         status_ = absl::DeadlineExceededError("no answer by the deadline");  // and no later one is looked at
       }
     }

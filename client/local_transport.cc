@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "client/fork_guard.h"
+#include "client/interrupt.h"
 #include "client/store_error.h"
 #include "client/transport_counters.h"
 #include "storage/base/mutex.h"
@@ -49,7 +50,7 @@ class Answer {
   std::optional<T> Wait(absl::Time deadline) {
     MutexLock lock(&mu_);
     while (!value_.has_value()) {
-      if (cv_.WaitUntil(&mu_, deadline) && !value_.has_value()) return std::nullopt;
+      if (WaitUntil(cv_, &mu_, deadline) && !value_.has_value()) return std::nullopt;
     }
     return std::exchange(value_, std::nullopt);
   }
@@ -193,6 +194,8 @@ class LocalTransport : public Transport {
     PublishOptions options;
     options.prefix_key = name.prefix_key;
     options.parent = name.parent;
+    options.priority = name.priority;
+    options.ttl = name.ttl;
     return Error("publish", shared_->store().Publish(shared_->session, live, options));
   }
 

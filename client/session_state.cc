@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "client/interrupt.h"
 #include "client/store_error.h"
 
 namespace kvferry {
@@ -15,7 +16,7 @@ absl::StatusOr<std::shared_ptr<Connection>> SessionState::Wait(absl::Time deadli
   wanted_ = std::max(wanted_, target);
   cv_.NotifyAll();
   while (!closed_ && !up_ && ended_ < target) {
-    if (cv_.WaitUntil(&mu_, deadline) && !closed_ && !up_ && ended_ < target) {
+    if (WaitUntil(cv_, &mu_, deadline) && !closed_ && !up_ && ended_ < target) {
       return StoreError(url_, "connect", absl::DeadlineExceededError("no answer by the deadline"));
     }
   }
@@ -26,7 +27,7 @@ absl::StatusOr<std::shared_ptr<Connection>> SessionState::Wait(absl::Time deadli
 absl::Status SessionState::WaitPatiently(absl::Time deadline) {
   MutexLock lock(&mu_);
   while (!closed_ && !up_ && (why_down_.ok() || absl::IsUnavailable(why_down_))) {
-    if (cv_.WaitUntil(&mu_, deadline)) break;
+    if (WaitUntil(cv_, &mu_, deadline)) break;
   }
   return up_ ? absl::OkStatus() : WhyDown();
 }

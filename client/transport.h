@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,9 @@ struct ReserveRequest {
 
 struct PrefixName {
   Id128 prefix_key{};
-  Id128 parent{};  // zero for the first chunk
+  Id128 parent{};                                 // zero for the first chunk
+  int priority = kDefaultPriority;                // 0 to kMaxPriority
+  absl::Duration ttl = absl::InfiniteDuration();  // the name is gone after this, to the millisecond
 };
 
 struct LookupResult {
@@ -113,7 +116,9 @@ class Transport {
 };
 
 struct ConnectOptions {
-  uint64_t memory_bytes = 2 * kGiB;                    // embedded:// only: the store's budget
+  // embedded:// only: the store's budget, at most what this machine or container has. Without it 2 GiB, or 80 % of
+  // that if it is less.
+  std::optional<uint64_t> memory_bytes;
   absl::Duration connect_timeout = absl::Seconds(10);  // how long Connect waits for the first session
   absl::Duration heartbeat = absl::Seconds(5);
 };

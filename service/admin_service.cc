@@ -48,6 +48,7 @@ void AddStore(const StoreStats& s, v1::StatsReply* reply) {
   count("reserves", s.reserves);
   count("reserves_refused", s.reserves_refused);
   count("evictions", s.evictions);
+  count("expirations", s.expirations);
   count("reservations_aborted", s.reservations_aborted);
   count("sessions_expired", s.sessions_expired);
 }

@@ -1,5 +1,7 @@
 #include "service/cache_service.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -114,8 +116,14 @@ absl::Status CacheService::DoOpenNamespace(const v1::OpenNamespaceRequest& reque
 
 absl::Status CacheService::DoPublish(const v1::PublishRequest& request, v1::PublishReply*) {
   KVFERRY_ASSIGN_OR_RETURN(const ChunkKey live, FromProto(request.live()));
-  return context_->store->Publish(request.session(), live,
-                                  {FromProto(request.prefix_key()), FromProto(request.parent())});
+  PublishOptions options;
+  options.prefix_key = FromProto(request.prefix_key());
+  options.parent = FromProto(request.parent());
+  if (request.has_priority()) options.priority = request.priority();
+  if (request.has_ttl_ms()) {
+    options.ttl = absl::Milliseconds(std::min<uint64_t>(request.ttl_ms(), std::numeric_limits<int64_t>::max()));
+  }
+  return context_->store->Publish(request.session(), live, options);
 }
 
 absl::Status CacheService::DoLookup(const v1::LookupRequest& request, v1::LookupReply* reply) {

@@ -71,6 +71,11 @@ std::vector<Flag> Flags(const MemoryLimit& limit) {
          KVFERRY_ASSIGN_OR_RETURN(o->store.segment_bytes, ParseBytes(v));
          return absl::OkStatus();
        }},
+      {"--policy",
+       [](absl::string_view v, ServerOptions* o) -> absl::Status {
+         KVFERRY_ASSIGN_OR_RETURN(o->store.policy, ParsePolicy(v));
+         return absl::OkStatus();
+       }},
       {"--live-grace",
        [](absl::string_view v, ServerOptions* o) { return SetDuration(v, kShortest, kLongest, &o->store.live_grace); }},
       {"--reservation-grace",
@@ -137,6 +142,7 @@ std::string HelpText() {
          "  --memory=SIZE             budget of the cache: 4GiB, 512MiB (default auto: 80% of what the machine or\n"
          "                            the container has)\n"
          "  --segment=SIZE            unit in which memory is taken from the system (default 64MiB)\n"
+         "  --policy=NAME             which published prefixes go first: lru, s3fifo, lfu (default lru)\n"
          "  --live-grace=TIME         how long the sequences of a lost client are kept (default 10m)\n"
          "  --reservation-grace=TIME  how long its unfinished writes are kept (default 30s)\n"
          "  --heartbeat=TIME          a client silent for three of these is taken to be lost (default 5s)\n"

@@ -9,7 +9,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "service/listen_address.h"
-#include "service/memory_limit.h"
+#include "storage/base/memory_limit.h"
 #include "storage/store.h"
 
 namespace kvferry {

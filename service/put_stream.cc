@@ -79,6 +79,7 @@ void PutStream::Advance() {
       half_closed_ = true;
       write_->EndOfInput();
     } else if (!cancelled_ && !stop_) {
+      busy_ = true;  // before anybody can see what the message did: a drain that begins then waits for the rest
       refusal_ = Receive();
     }
   }

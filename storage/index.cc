@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 
 namespace kvferry {
@@ -23,7 +24,7 @@ uint8_t Classify(const Record& r) {
   if (r.live) as |= kHeldLive | (r.sealed ? kLive : kReserved);
   if (r.published) as |= kPublished;
   if (r.leases != 0) as |= kLeased | (r.live ? 0 : kHeldLeased);
-  if (r.published && !r.live && r.leases == 0) as |= kEvictable;
+  if (r.published && !r.live && r.leases == 0 && !r.pinned) as |= kEvictable;
   return as;
 }
 
@@ -38,8 +39,8 @@ ChunkKey Record::PublishedKey() const { return Sibling(chunk->key(), prefix_key)
 uint64_t RecordOverhead(const ChunkLayout& layout) {
   constexpr uint64_t kControlBlocks = 64;
   constexpr uint64_t kMapSlots = 3 * (sizeof(ChunkKey) + sizeof(RecordPtr) + 16);
-  constexpr uint64_t kNumberSlot = 2 * (sizeof(uint64_t) + sizeof(uintptr_t));  // of a node that is half full
-  return sizeof(Record) + sizeof(Chunk) + kControlBlocks + kMapSlots + kNumberSlot +
+  constexpr uint64_t kNumberSlot = sizeof(uintptr_t) + sizeof(ChunkNumber);
+  return sizeof(Record) + sizeof(Chunk) + kControlBlocks + kMapSlots + kNumberSlot + kEvictionBytes +
          layout.slots.size() * sizeof(uint64_t) + layout.slots.size() / 8;
 }
 
@@ -50,7 +51,6 @@ void Index::AddLive(Record* record) {
 
 void Index::Seal(Record* record) {
   record->sealed = true;
-  policy_->Touch(record);
   Settle(record);
 }
 
@@ -69,7 +69,30 @@ void Index::Unlease(Record* record, uint32_t count) {
   Settle(record);
 }
 
-absl::Status Index::Publish(const RecordPtr& record, const Id128& prefix_key, const Id128& parent) {
+void Index::Touch(Record* record) {
+  if (record->published) queue_.Touch(record->number);
+}
+
+void Index::Defer(Record* victim) {
+  queue_.Touch(victim->number);
+  queue_.Erase(victim->number);
+  queue_.Insert(victim->number, Turn::kLast);
+}
+
+absl::Time Index::NextExpiry() const { return expiring_.empty() ? absl::InfiniteFuture() : expiring_.begin()->first; }
+
+void Index::SetPinned(Record* record, bool pinned) {
+  record->pinned = pinned;
+  Settle(record);
+}
+
+Record* Index::Victim() {
+  const std::optional<ChunkNumber> victim = queue_.Victim();
+  return victim ? by_number_[*victim] : nullptr;
+}
+
+absl::Status Index::Publish(const RecordPtr& record, const Id128& prefix_key, const Id128& parent, int priority,
+                            absl::Time expires) {
   const ChunkKey key = Sibling(record->chunk->key(), prefix_key);
   if (record->published) {
     if (record->prefix_key == prefix_key) return absl::OkStatus();
@@ -89,8 +112,11 @@ absl::Status Index::Publish(const RecordPtr& record, const Id128& prefix_key, co
   record->published = true;
   record->prefix_key = prefix_key;
   record->parent = parent;
+  record->expires = expires;
   published_.emplace(key, record);
-  policy_->Touch(record.get());
+  SettleNumber(record.get());
+  queue_.Add(record->number, absl::HashOf(key), priority);
+  if (expires != absl::InfiniteFuture()) expiring_.emplace(expires, record->number);
   if (parent != kNone) {
     ++children_[Sibling(key, parent)];
     if (RecordPtr above = Find(Sibling(key, parent))) Settle(above.get());
@@ -99,17 +125,22 @@ absl::Status Index::Publish(const RecordPtr& record, const Id128& prefix_key, co
   return absl::OkStatus();
 }
 
-RecordPtr Index::Unpublish(Record* record) {
+RecordPtr Index::Unpublish(Record* record, bool evicted) {
   const ChunkKey key = record->PublishedKey();
   const auto it = published_.find(key);
   RecordPtr out = std::move(it->second);
   published_.erase(it);
-  record->published = false;
+  if (std::exchange(record->queued, false)) queue_.Erase(record->number);
+  queue_.Remove(record->number, evicted);
+  if (record->expires != absl::InfiniteFuture()) {
+    expiring_.erase({std::exchange(record->expires, absl::InfiniteFuture()), record->number});
+  }
+  record->published = record->pinned = false;
   Settle(record);
   if (record->parent != kNone) {
     const auto count = children_.find(Sibling(key, record->parent));
     if (--count->second == 0) children_.erase(count);
-    if (RecordPtr above = Find(Sibling(key, record->parent))) Settle(above.get());
+    if (RecordPtr above = Find(Sibling(key, record->parent))) Settle(above.get(), Turn::kNext);
   }
   record->prefix_key = record->parent = kNone;
   return out;
@@ -124,8 +155,14 @@ void Index::ForEachPublished(absl::FunctionRef<void(const RecordPtr&)> visit) co
   for (const auto& [key, record] : published_) visit(record);
 }
 
-void Index::ForEachAfter(uint64_t after, size_t limit, absl::FunctionRef<void(const Record&)> visit) const {
-  for (auto it = by_number_.upper_bound(after); it != by_number_.end() && limit > 0; ++it, --limit) visit(*it->second);
+void Index::ForEachAfter(uint64_t after, size_t limit,
+                         absl::FunctionRef<void(uint64_t number, const Record&)> visit) const {
+  for (uint64_t number = after; number < numbers_ && limit > 0; ++number) {
+    const Record* record = by_number_.at(static_cast<ChunkNumber>(number));
+    if (record == nullptr) continue;
+    visit(number + 1, *record);
+    --limit;
+  }
 }
 
 bool Index::HasChildren(const Record& record) const { return children_.contains(record.PublishedKey()); }
@@ -142,7 +179,7 @@ bool Index::IsAncestor(const ChunkKey& key, ChunkKey of) const {
 
 // Brings the gauges, the numbers and the queue in line with what the record has become. Every turn ends here, so none
 // can be forgotten in one.
-void Index::Settle(Record* record) {
+void Index::Settle(Record* record, Turn turn) {
   const uint8_t as = Classify(*record);
   if (as != record->counted) {
     const uint64_t bytes = record->chunk->charged_bytes();
@@ -150,16 +187,24 @@ void Index::Settle(Record* record) {
     Count(as, bytes, true, &counts_);
     record->counted = as;
   }
-  const bool named = record->live || record->published;
-  if (named && record->number == 0) {
-    record->number = ++last_number_;
-    by_number_.emplace_hint(by_number_.end(), record->number, record);
-  } else if (!named && record->number != 0) {
-    by_number_.erase(std::exchange(record->number, 0));
-  }
+  SettleNumber(record);
   const bool may_go = (as & kEvictable) != 0 && !HasChildren(*record);
-  if (may_go && !record->queued) policy_->Insert(record);
-  if (!may_go && record->queued) policy_->Erase(record);
+  if (may_go && !record->queued) queue_.Insert(record->number, turn);
+  if (!may_go && record->queued) queue_.Erase(record->number);
+  record->queued = may_go;
+}
+
+void Index::SettleNumber(Record* record) {
+  const bool named = record->live || record->published;
+  if (named && record->number == Record::kUnnamed) {
+    if (free_numbers_.empty()) free_numbers_.push_back(numbers_++);
+    record->number = free_numbers_.back();
+    free_numbers_.pop_back();
+    by_number_[record->number] = record;
+  } else if (!named && record->number != Record::kUnnamed) {
+    by_number_[record->number] = nullptr;
+    free_numbers_.push_back(std::exchange(record->number, Record::kUnnamed));
+  }
 }
 
 void Index::Count(uint8_t as, uint64_t bytes, bool add, Counts* counts) {
@@ -175,7 +220,7 @@ void Index::Count(uint8_t as, uint64_t bytes, bool add, Counts* counts) {
 
 absl::Status Index::CheckInvariants() const {
   absl::flat_hash_map<ChunkKey, uint32_t> children;
-  uint64_t queued = 0, evictable_bytes = 0;
+  uint64_t queued = 0, evictable_bytes = 0, expiring = 0;
   for (const auto& [key, record] : published_) {
     if (!record->published || record->PublishedKey() != key) {
       return absl::InternalError(absl::StrCat("chunk ", ToString(key), " does not know its name"));
@@ -183,16 +228,22 @@ absl::Status Index::CheckInvariants() const {
     if (record->counted != Classify(*record)) {
       return absl::InternalError(absl::StrCat("chunk ", ToString(key), " is counted as what it no longer is"));
     }
-    const bool evictable = !record->live && record->leases == 0;
+    const bool evictable = !record->live && record->leases == 0 && !record->pinned;
     if (evictable) evictable_bytes += record->chunk->charged_bytes();
     if (record->queued != (evictable && !HasChildren(*record))) {
       return absl::InternalError(absl::StrCat("chunk ", ToString(key), record->queued ? " is" : " is not", " queued"));
     }
     queued += record->queued ? 1 : 0;
+    expiring += expiring_.contains({record->expires, record->number}) ? 1 : 0;
+    if (record->expires != absl::InfiniteFuture() && !expiring_.contains({record->expires, record->number})) {
+      return absl::InternalError(absl::StrCat("chunk ", ToString(key), " would not expire"));
+    }
     if (record->parent != kNone) ++children[Sibling(key, record->parent)];
   }
   uint64_t live = 0, published = 0;
-  for (const auto& [number, record] : by_number_) {
+  for (ChunkNumber number = 0; number < numbers_; ++number) {
+    const Record* record = by_number_.at(number);
+    if (record == nullptr) continue;
     if (record->number != number) return absl::InternalError(absl::StrCat("chunk ", number, " has another number"));
     live += record->live ? 1 : 0;
     published += record->published ? 1 : 0;
@@ -202,9 +253,9 @@ absl::Status Index::CheckInvariants() const {
                                             published, "/", published_.size(), " published chunks"));
   }
   if (children != children_) return absl::InternalError("the counts of children do not agree");
-  if (queued != policy_->size() || published_.size() != counts_.published ||
-      evictable_bytes != counts_.evictable_bytes) {
-    return absl::InternalError(absl::StrCat("queued ", queued, "/", policy_->size(), ", published ", published_.size(),
+  if (expiring != expiring_.size()) return absl::InternalError("names that are gone would expire");
+  if (queued != queue_.size() || published_.size() != counts_.published || evictable_bytes != counts_.evictable_bytes) {
+    return absl::InternalError(absl::StrCat("queued ", queued, "/", queue_.size(), ", published ", published_.size(),
                                             "/", counts_.published, ", evictable bytes ", evictable_bytes, "/",
                                             counts_.evictable_bytes));
   }

@@ -6,31 +6,45 @@
 namespace kvferry {
 namespace {
 
-// Nodes in the order of their last use, which a clock of its own makes unique.
+// Chunks in the order of their last use, which a clock of its own makes unique.
 class LruPolicy : public EvictionPolicy {
  public:
-  void Insert(EvictionNode* node) override {
-    if (node->last_use == 0) node->last_use = ++clock_;
-    queue_.emplace(node->last_use, node);
-    node->queued = true;
+  void Add(ChunkNumber chunk, uint64_t) override { nodes_[chunk] = {++clock_, false}; }
+  void Remove(ChunkNumber, bool) override {}
+
+  void Touch(ChunkNumber chunk) override {
+    Node& node = nodes_[chunk];
+    if (node.queued) queue_.erase({node.last_use, chunk});
+    node.last_use = ++clock_;
+    if (node.queued) queue_.emplace(node.last_use, chunk);
   }
 
-  void Touch(EvictionNode* node) override {
-    if (node->queued) queue_.erase({node->last_use, node});
-    node->last_use = ++clock_;
-    if (node->queued) queue_.emplace(node->last_use, node);
+  void Insert(ChunkNumber chunk, Turn) override {
+    Node& node = nodes_[chunk];
+    queue_.emplace(node.last_use, chunk);
+    node.queued = true;
   }
 
-  void Erase(EvictionNode* node) override {
-    queue_.erase({node->last_use, node});
-    node->queued = false;
+  void Erase(ChunkNumber chunk) override {
+    Node& node = nodes_[chunk];
+    queue_.erase({node.last_use, chunk});
+    node.queued = false;
   }
 
-  EvictionNode* Victim() const override { return queue_.empty() ? nullptr : queue_.begin()->second; }
+  std::optional<ChunkNumber> Victim() override {
+    if (queue_.empty()) return std::nullopt;
+    return queue_.begin()->second;
+  }
+
   size_t size() const override { return queue_.size(); }
 
  private:
-  absl::btree_set<std::pair<uint64_t, EvictionNode*>> queue_;
+  struct Node {
+    uint64_t last_use = 0;
+    bool queued = false;
+  };
+  PagedVector<Node> nodes_;
+  absl::btree_set<std::pair<uint64_t, ChunkNumber>> queue_;
   uint64_t clock_ = 0;
 };
 

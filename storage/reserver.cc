@@ -19,7 +19,7 @@ absl::Status OutOfRange(absl::string_view field, int64_t value, int64_t low, int
 
 void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOptions& options, ReserveDone done) {
   absl::StatusOr<Writers> result = Writers();
-  bool waits = false, answers_due = false;
+  bool answers_due = false;
   std::optional<absl::Time> expiry;
   {
     MutexLock lock(&state_.mu);
@@ -38,10 +38,9 @@ void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOp
       } else if (state_.queue.full()) {
         result = Refusal(*request, "too many wait for memory");
       } else {
-        request->done = std::move(done);
+        request->done = std::exchange(done, nullptr);
         state_.queue.Push(*std::move(request));
         ++state_.waiting;
-        waits = true;
         expiry = ArmExpiry(options.deadline);
       }
     } else {
@@ -50,7 +49,7 @@ void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOp
   }
   state_.arena->Bury();  // before the memory that took its place in the budget is touched
   if (answers_due) state_.Kick();
-  if (!waits) {
+  if (done != nullptr) {  // nobody waits
     std::move(done)(std::move(result));
     return;
   }
@@ -176,15 +175,17 @@ bool Reserver::EvictOne(bool may_wait, size_t* skipped) {
   Record* victim = state_.index.Victim();
   if (victim == nullptr) return false;
   if (victim->chunk.use_count() > 1) {
-    if (*skipped >= state_.index.queue_size() && !may_wait) return false;
-    if (*skipped < state_.index.queue_size()) {
+    // A policy may offer one three times before all others have had their turn: each deferral is a use.
+    const size_t most = 3 * state_.index.queue_size();
+    if (*skipped >= most && !may_wait) return false;
+    if (*skipped < most) {
       ++*skipped;
-      state_.index.Touch(victim);
+      state_.index.Defer(victim);
       return true;
     }
   }
   ++state_.counters.evictions;
-  state_.Unpublish(victim);  // the last to hold it: the extent is free at once, unless a reader pins it
+  state_.Unpublish(victim, true);  // the last to hold it: the extent is free at once, unless a reader pins it
   return true;
 }
 

@@ -19,12 +19,14 @@
 #include "storage/base/chunk_writer.h"
 #include "storage/base/key.h"
 #include "storage/base/namespace_spec.h"
+#include "storage/eviction.h"
 #include "storage/executor.h"
 
 namespace kvferry {
 
 struct StoreOptions {
   uint64_t memory_bytes = 2 * kGiB;               // hard budget: segments plus metadata
+  PolicyKind policy = PolicyKind::kLru;           // who is evicted first
   uint64_t segment_bytes = 64 * kMiB;             // or eight images, if that is more; less where the budget is small
   absl::Duration live_grace = absl::Minutes(10);  // live chunks of a suspended session
   absl::Duration reservation_grace = absl::Seconds(30);  // its unsealed reservations
@@ -44,8 +46,11 @@ struct ReserveOptions {
 using ReserveDone = absl::AnyInvocable<void(absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>>)>;
 
 struct PublishOptions {
-  Id128 prefix_key{};  // kLiveBit clear
-  Id128 parent{};      // prefix key of the chunk before it; zero for the first
+  Id128 prefix_key{};               // kLiveBit clear
+  Id128 parent{};                   // prefix key of the chunk before it; zero for the first
+  int priority = kDefaultPriority;  // 0 to kMaxPriority: lower ones are evicted first
+  // The name is gone after this; whoever holds a lease by then keeps the chunk. More than a century is for ever.
+  absl::Duration ttl = absl::InfiniteDuration();
 };
 
 // Answer of Lookup: the longest run of whole chunks from the front of the keys asked for.
@@ -69,12 +74,13 @@ struct StoreStats {
   uint64_t blocks_committed = 0, blocks_got = 0, get_misses = 0;
   uint64_t bytes_committed = 0, bytes_got = 0;
   uint64_t lookups = 0, lookup_chunks_asked = 0, lookup_chunks_hit = 0;
-  uint64_t reserves = 0, reserves_refused = 0, evictions = 0, reservations_aborted = 0, sessions_expired = 0;
+  uint64_t reserves = 0, reserves_refused = 0, evictions = 0, expirations = 0, reservations_aborted = 0,
+           sessions_expired = 0;
 };
 
 // One line of a listing.
 struct ChunkInfo {
-  uint64_t number = 0;  // ascending in the order of reservation
+  uint64_t number = 0;  // ascending in a listing; of a chunk that has gone another one may have it
   ChunkKey key;
   std::string tenant, model, state;  // state: "reserved", "live", "published"
   uint64_t bytes = 0;
@@ -109,7 +115,8 @@ class Store {
 
   // Gives a sealed live chunk of this session a second name: no byte moves, and the live name goes on. ALREADY_EXISTS
   // if another chunk has the name: that one stays. FAILED_PRECONDITION if the chunk is not sealed or the namespace's
-  // spec names no model; INVALID_ARGUMENT if the prefix key has kLiveBit.
+  // spec names no model; INVALID_ARGUMENT if the prefix key has kLiveBit or the priority or the ttl is out of range.
+  // Again under the same name is OK and changes nothing.
   virtual absl::Status Publish(SessionId session, const ChunkKey& live, const PublishOptions& options) = 0;
 
   // The block, pinned by the view. NOT_FOUND is a miss: unknown, evicted, unsealed and not ours, or another's live

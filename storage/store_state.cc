@@ -11,7 +11,7 @@ StoreState::StoreState(const StoreOptions& o, Executor* e)
     : options(o),
       executor(e),
       arena(std::make_shared<Arena>(o.memory_bytes, o.segment_bytes)),
-      index(NewLruPolicy()),
+      index(o.policy),
       kicker_(e) {}
 
 void StoreState::Close() {
@@ -208,14 +208,33 @@ void StoreState::Forget(Session* session) {
   }
 }
 
+void StoreState::ExpireNames() {
+  constexpr size_t kMostAtOnce = 256;  // under one hold of the lock
+  std::vector<RecordPtr> expired;      // die after the lock is gone
+  absl::Time again = absl::InfiniteFuture();
+  {
+    MutexLock lock(&mu);
+    const absl::Time now = executor->Now();
+    if (next_name_expiry <= now) next_name_expiry = absl::InfiniteFuture();  // the timer that has fired
+    for (; index.NextExpiry() <= now && expired.size() < kMostAtOnce; ++counters.expirations) {
+      expired.push_back(Unpublish(index.FirstToExpire()));
+    }
+    if (index.NextExpiry() < next_name_expiry) again = next_name_expiry = index.NextExpiry();
+  }
+  if (again != absl::InfiniteFuture()) RunAt(again, [](StoreState& state) { state.ExpireNames(); });
+  if (expired.empty()) return;
+  expired.clear();
+  OnMemoryFreed();
+}
+
 void StoreState::DropLive(Record* record) {
   if (!record->sealed) ++counters.reservations_aborted;
   index.DropLive(record);
   if (!record->published) Unuse(record->chunk->key().ns);
 }
 
-RecordPtr StoreState::Unpublish(Record* record) {
-  RecordPtr out = index.Unpublish(record);
+RecordPtr StoreState::Unpublish(Record* record, bool evicted) {
+  RecordPtr out = index.Unpublish(record, evicted);
   if (!record->live) Unuse(record->chunk->key().ns);
   return out;
 }

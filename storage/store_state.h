@@ -49,7 +49,11 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
 
   // The live name of a record is gone, or its prefix name: the namespace goes with the last name in it.
   void DropLive(Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  RecordPtr Unpublish(Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  RecordPtr Unpublish(Record* record, bool evicted = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+
+  // Takes names away as they expire, now and at later times. Call it when one was given that expires; only from calls
+  // of the store.
+  void ExpireNames() ABSL_LOCKS_EXCLUDED(mu);
 
   const StoreOptions options;
   Executor* const executor;  // for calls of the store, during which it is alive; others Kick
@@ -69,7 +73,8 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   ReserveQueue queue ABSL_GUARDED_BY(mu);
   std::vector<Completion> due ABSL_GUARDED_BY(mu);
   absl::Time next_expiry ABSL_GUARDED_BY(mu) = absl::InfiniteFuture();  // the timer of the first deadline in `queue`
-  StoreStats counters ABSL_GUARDED_BY(mu);                              // counts only, the gauges are computed
+  absl::Time next_name_expiry ABSL_GUARDED_BY(mu) = absl::InfiniteFuture();  // the timer of the index's first one
+  StoreStats counters ABSL_GUARDED_BY(mu);                                   // counts only, the gauges are computed
   uint64_t next_seq ABSL_GUARDED_BY(mu) = 1;
   bool closed ABSL_GUARDED_BY(mu) = false;
 

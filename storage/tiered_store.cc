@@ -48,8 +48,12 @@ class TieredStore : public Store {
   std::vector<ChunkInfo> List(uint64_t after, size_t limit) const override;
 
  private:
+  absl::Status PublishUntil(SessionId session, const ChunkKey& live, const PublishOptions& options, absl::Time expires);
+  bool HasExpired(const Record& record) const {
+    return record.expires != absl::InfiniteFuture() && record.expires <= state_->executor->Now();
+  }
   absl::StatusOr<BlockView> FindBlock(SessionId session, const BlockKey& key);
-  // nullptr if the index has no such prefix name, or another tenant's.
+  // nullptr if the index has no such prefix name, one that has expired, or another tenant's.
   RecordPtr FindPublished(const Session& session, const ChunkKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
   // By any name that the session may use: a live one of its own, one it leases (that very chunk, even if its name was
   // erased since), any published one of its tenant.
@@ -136,6 +140,24 @@ absl::Status TieredStore::Publish(SessionId id, const ChunkKey& live, const Publ
     return absl::InvalidArgumentError(absl::StrCat("publish: parent is ", ToString(options.parent),
                                                    ", expected a prefix key: its highest bit clear"));
   }
+  if (options.priority < 0 || options.priority > kMaxPriority) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("publish: priority is ", options.priority, ", expected 0 to ", kMaxPriority));
+  }
+  if (!(options.ttl > absl::ZeroDuration())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("publish: ttl is ", absl::FormatDuration(options.ttl), ", expected more than 0"));
+  }
+  const bool expires = options.ttl <= absl::Hours(24 * 36525);
+  const absl::Time now = state_->executor->Now();
+  KVFERRY_RETURN_IF_ERROR(PublishUntil(id, live, options, expires ? now + options.ttl : absl::InfiniteFuture()));
+  if (expires) state_->ExpireNames();
+  return absl::OkStatus();
+}
+
+absl::Status TieredStore::PublishUntil(SessionId id, const ChunkKey& live, const PublishOptions& options,
+                                       absl::Time expires) {
+  RecordPtr expired;  // dies after the lock is gone
   MutexLock lock(&state_->mu);
   const Session* session = state_->sessions.Find(id);
   if (session == nullptr) return UnknownSession(id);
@@ -152,8 +174,14 @@ absl::Status TieredStore::Publish(SessionId id, const ChunkKey& live, const Publ
     return absl::FailedPreconditionError(absl::StrCat("publish: namespace ", ToString(live.ns),
                                                       " names no model, so a prefix key would not say whose KV it is"));
   }
+  const ChunkKey key{live.ns, options.prefix_key, live.group, live.shard};
+  if (const RecordPtr other = state_->index.Find(key); other != nullptr && HasExpired(*other)) {
+    expired = state_->Unpublish(other.get());
+    ++state_->counters.expirations;
+  }
   const bool again = (*record)->published;
-  KVFERRY_RETURN_IF_ERROR(state_->index.Publish(*record, options.prefix_key, options.parent));
+  KVFERRY_RETURN_IF_ERROR(
+      state_->index.Publish(*record, options.prefix_key, options.parent, options.priority, expires));
   if (!again) EncodeHeader(HeaderOf(**record, state_->next_seq++), (*record)->chunk->Image());
   return absl::OkStatus();
 }
@@ -331,7 +359,8 @@ absl::Status TieredStore::Erase(SessionId id, const ChunkKey& key) {
 
 RecordPtr TieredStore::FindPublished(const Session& session, const ChunkKey& key) const {
   RecordPtr record = state_->index.Find(key);
-  return record != nullptr && record->chunk->ns()->tenant == session.tenant ? record : nullptr;
+  if (record == nullptr || record->chunk->ns()->tenant != session.tenant) return nullptr;
+  return HasExpired(*record) ? nullptr : record;
 }
 
 RecordPtr TieredStore::FindAny(const Session& session, const ChunkKey& key) const {
@@ -370,9 +399,9 @@ std::vector<ChunkInfo> TieredStore::List(uint64_t after, size_t limit) const {
   namespaces.reserve(std::min(limit, kUsual));
   {
     MutexLock lock(&state_->mu);
-    state_->index.ForEachAfter(after, limit, [&](const Record& record) {
+    state_->index.ForEachAfter(after, limit, [&](uint64_t number, const Record& record) {
       ChunkInfo& info = chunks.emplace_back();
-      info.number = record.number;
+      info.number = number;
       info.key = record.published ? record.PublishedKey() : record.chunk->key();
       info.state = record.published ? "published" : record.sealed ? "live" : "reserved";
       info.bytes = record.chunk->layout().image_bytes;

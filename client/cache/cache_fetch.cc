@@ -4,6 +4,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "client/cache/cache_impl.h"
+#include "client/interrupt.h"
 #include "storage/base/status.h"
 
 namespace kvferry {
@@ -33,7 +34,8 @@ std::vector<std::shared_ptr<CachedChunk>> CacheImpl::StoredChunks(int layer) con
   return chunks;
 }
 
-CacheImpl::Ahead CacheImpl::StartFetch(int layer, std::vector<std::shared_ptr<CachedChunk>> chunks) {
+CacheImpl::Ahead CacheImpl::StartFetch(int layer, std::vector<std::shared_ptr<CachedChunk>> chunks,
+                                       absl::Time deadline) {
   std::vector<BlockKey> keys;
   keys.reserve(chunks.size());
   for (const auto& chunk : chunks) keys.push_back(chunk->Key(layer));
@@ -41,14 +43,14 @@ CacheImpl::Ahead CacheImpl::StartFetch(int layer, std::vector<std::shared_ptr<Ca
   if (transport_->fetch_copies()) {
     for (const auto& chunk : chunks) bytes += chunk->Bytes(layer);
   }
-  return {layer, version_, std::move(chunks), transport_->Fetch(keys, absl::Now() + options_.fetch_timeout),
-          HeldBytes(&ledger_, bytes)};
+  return {layer, version_, std::move(chunks), transport_->Fetch(keys, deadline), HeldBytes(&ledger_, bytes)};
 }
 
 // Moves the blocks, and the memory counted for them, into `views`.
 absl::Status CacheImpl::Receive(Ahead& ahead, Views& views) {
   views.bytes.push_back(std::move(ahead.bytes));
   for (const auto& chunk : ahead.chunks) {
+    if (ScopedInterrupt::Ask()) return Lost(absl::DeadlineExceededError("the wait was interrupted"));
     absl::StatusOr<BlockView> view = [&] {
       const ScopedTimer timer(&waited_);
       return ahead.stream->Next();
@@ -66,6 +68,7 @@ absl::Status CacheImpl::Receive(Ahead& ahead, Views& views) {
 }
 
 absl::Status CacheImpl::FetchViews(int layer, Views& views) {
+  const absl::Time deadline = absl::Now() + options_.fetch_timeout;
   const auto same = [layer](const Ahead& ahead) { return ahead.layer == layer; };
   if (const auto it = std::find_if(ahead_.begin(), ahead_.end(), same); it != ahead_.end()) {
     Ahead ahead = std::move(*it);
@@ -76,7 +79,7 @@ absl::Status CacheImpl::FetchViews(int layer, Views& views) {
   std::vector<std::shared_ptr<CachedChunk>> missing = StoredChunks(layer);
   std::erase_if(missing, [&](const auto& chunk) { return views.by_chunk.contains(chunk.get()); });
   if (!missing.empty()) {
-    Ahead now = StartFetch(layer, std::move(missing));
+    Ahead now = StartFetch(layer, std::move(missing), deadline);
     KVFERRY_RETURN_IF_ERROR(Receive(now, views));
   }
   const CacheLayerState& state = layers_[static_cast<size_t>(layer)];
@@ -105,7 +108,8 @@ void CacheImpl::FetchAhead(int layer) {
     if (state.length == 0 || std::any_of(ahead_.begin(), ahead_.end(), same)) continue;
     if (static_cast<int>(ahead_.size()) + tracker_->HeldLayers(layer) >= depth) return;
     std::vector<std::shared_ptr<CachedChunk>> chunks = StoredChunks(next);
-    if (!chunks.empty()) ahead_.push_back(StartFetch(next, std::move(chunks)));
+    if (chunks.empty()) continue;
+    ahead_.push_back(StartFetch(next, std::move(chunks), absl::Now() + options_.fetch_timeout));
   }
 }
 

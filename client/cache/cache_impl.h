@@ -123,7 +123,7 @@ class CacheImpl final : public Cache {
   // cache_fetch.cc
   absl::Status FetchViews(int layer, Views& views);
   absl::Status Receive(Ahead& ahead, Views& views);
-  Ahead StartFetch(int layer, std::vector<std::shared_ptr<CachedChunk>> chunks);
+  Ahead StartFetch(int layer, std::vector<std::shared_ptr<CachedChunk>> chunks, absl::Time deadline);
   std::vector<std::shared_ptr<CachedChunk>> StoredChunks(int layer) const;
   void FetchAhead(int layer);
   int Depth() const;

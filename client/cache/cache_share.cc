@@ -115,6 +115,13 @@ absl::Status CacheImpl::Adopt(const SharedCache& shared) {
     epoch_ = redeemed.epoch;
     int64_t from = shared.length;
     for (const SharedCache::Row& table : shared.rows) {
+      const auto blocks = static_cast<int64_t>(table.chunks.size());
+      if (table.start < 0 || table.start > shared.length ||
+          blocks > (shared.length - table.start) / options_.block_tokens) {
+        return absl::InvalidArgumentError(absl::StrCat("a row of the shared cache begins at ", table.start, " and has ",
+                                                       blocks, " chunks of ", options_.block_tokens,
+                                                       " tokens, expected all within its ", shared.length, " columns"));
+      }
       CacheRow& row = rows_.emplace_back();
       row.start = table.start;
       for (const int64_t place : table.chunks) {

@@ -101,13 +101,15 @@ absl::StatusOr<KeysValues> CacheImpl::UpdateLayer(const KeysValues& added, int l
 
   const bool all_stay = resident_ >= layers();
   if (!all_stay) KVFERRY_RETURN_IF_ERROR(AwaitRoom(layer, AnswerBy()));
+  // Tokens that lie one behind the other, as those of DynamicCache do: matrix products of others may differ in the last
+  // bit.
+  const bool as_they_came = state.length == 0 && added.k.is_contiguous() && added.v.is_contiguous();
   KeysValues full = added;
   if (state.resident) {
     const ScopedTimer timer(&copying_);
-    const bool first = state.length == 0;
     state.buffer.Append(added, 0, tokens, GrownCapacity(columns));
-    if (!first) full = state.buffer.View();
-  } else if (state.length > 0) {
+    if (!as_they_came) full = state.buffer.View();
+  } else if (!as_they_came) {
     KVFERRY_ASSIGN_OR_RETURN(full, Assemble(layer, tokens, &ring_));
     const ScopedTimer timer(&copying_);
     CopyColumns(added.k, 0, full.k, state.length, tokens);
@@ -130,9 +132,10 @@ absl::StatusOr<KeysValues> CacheImpl::UpdatePlain(const KeysValues& added, int l
     SetWhole(state, held);
   }
   // A copy even of the first tokens, as DynamicCache makes: the caller may change his tensors in place.
-  SetWhole(state, state.whole.defined()
-                      ? KeysValues{at::cat({state.whole.k, added.k}, 2), at::cat({state.whole.v, added.v}, 2)}
-                      : KeysValues{added.k.clone(), added.v.clone()});
+  SetWhole(state,
+           state.whole.defined()
+               ? KeysValues{at::cat({state.whole.k, added.k}, 2), at::cat({state.whole.v, added.v}, 2)}
+               : KeysValues{added.k.clone(at::MemoryFormat::Contiguous), added.v.clone(at::MemoryFormat::Contiguous)});
   state.length += added.k.size(2);
   return state.whole;
 }

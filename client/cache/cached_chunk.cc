@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "client/interrupt.h"
+
 namespace kvferry {
 
 PutTracker::Put PutTracker::Start(int layer, uint64_t bytes) {
@@ -71,7 +73,7 @@ int PutTracker::PendingLayersLocked(int except) const {
 absl::Status PutTracker::WaitForLayers(int limit, int except, absl::Time deadline) {
   MutexLock lock(&mu_);
   while (PendingLayersLocked(except) > limit) {
-    if (changed_.WaitUntil(&mu_, deadline) && PendingLayersLocked(except) > limit) {
+    if (WaitUntil(changed_, &mu_, deadline) && PendingLayersLocked(except) > limit) {
       return absl::DeadlineExceededError("the store did not acknowledge the blocks of earlier layers in time");
     }
   }
@@ -166,12 +168,15 @@ void CachedChunk::Commit(int layer, uint64_t checksum, const std::shared_ptr<Put
   writer_->Commit(layer, checksum, [weak = weak_from_this(), acks = acks_, l](absl::Status status) {
     PutTracker& tracker = *acks->trackers[l];
     uint8_t now = kPending;
-    // Whoever waits for Finish finds the state of success; what failed is counted before anybody can drop it.
-    if (status.ok()) acks->state[l].compare_exchange_strong(now, kAcknowledged);
-    if (status.ok() && now == kPending) tracker.AddAcknowledged(weak, static_cast<int>(l));
-    tracker.Finish(acks->puts[l], status);
-    if (!status.ok()) acks->state[l].compare_exchange_strong(now, kFailed);
-    if (now == kGone) tracker.Drop(acks->puts[l], !status.ok());
+    if (status.ok()) {  // whoever waits for Finish finds the block given back, or to be discarded
+      acks->state[l].compare_exchange_strong(now, kAcknowledged);
+      now == kGone ? tracker.Drop(acks->puts[l], /*failed=*/false) : tracker.AddAcknowledged(weak, static_cast<int>(l));
+      tracker.Finish(acks->puts[l], status);
+    } else {  // what failed is counted before anybody can drop it
+      tracker.Finish(acks->puts[l], status);
+      acks->state[l].compare_exchange_strong(now, kFailed);
+      if (now == kGone) tracker.Drop(acks->puts[l], /*failed=*/true);
+    }
   });
 }
 

@@ -13,8 +13,27 @@ std::string ShapeString(const at::Tensor& t) { return absl::StrCat("[", absl::St
 
 std::string Name(c10::ScalarType type) { return c10::toString(type); }
 
+// Bytes are copied by address, so there must be some: a subclass that keeps tensors of its own (a DTensor, one that
+// functorch wraps) and a fake one have none.
+bool HasBytes(const at::Tensor& t) {
+  constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
+                                          c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::BatchedNestedTensor,
+                                          c10::DispatchKey::Functionalize, c10::DispatchKey::NestedTensor});
+  if (t.key_set().has_any(kWrapped) || !t.has_storage()) return false;
+  return t.numel() == 0 || t.storage().data() != nullptr;
+}
+
 absl::Status CheckTensor(const at::Tensor& t, const char* name) {
   if (!t.defined()) return absl::InvalidArgumentError(absl::StrCat(name, " is undefined, expected a tensor"));
+  if (t.is_meta()) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " has device meta, expected cpu or another that has data"));
+  }
+  if (t.layout() == c10::kStrided && !HasBytes(t)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name,
+                     " is a tensor without memory of its own (a wrapper, or a fake), expected a plain one; of a "
+                     "DTensor give to_local()"));
+  }
   if (t.layout() != c10::kStrided) {
     return absl::InvalidArgumentError(absl::StrCat(name, " is not a dense (strided) tensor"));
   }

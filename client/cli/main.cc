@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cli/arguments.h"
@@ -53,6 +54,9 @@ absl::StatusOr<std::string> List(const Arguments& arguments, v1::CacheAdmin::Stu
 std::string WhatToDo(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
+      if (absl::StrContains(status.message(), "Permission denied")) {
+        return "the socket is another user's; run as the one who started kvferryd, or start it under another umask";
+      }
       return "is kvferryd running there? Start it, or name another one with --server=URL or KVFERRY_URL";
     case absl::StatusCode::kDeadlineExceeded:
       return "nothing answered in time; check the address, or wait longer with --timeout=TIME";

@@ -38,15 +38,15 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--question", default=QUESTION)
-    parser.add_argument("--second-act", action="store_true", help="four long conversations too; takes many minutes")
+    parser.add_argument("--act", type=int, choices=(1, 2), help="only this one; the second takes minutes")
     parser.add_argument("--check", action="store_true", help="second act: compare all texts with DynamicCache's")
     options = parser.parse_args()
-    first_act(options.question)
-    if not options.second_act:
-        return
-    import second_act  # not before the first act has said that it loads torch
+    if options.act != 2:
+        first_act(options.question)
+    if options.act != 1:
+        import second_act  # not before the first act has said that it loads torch
 
-    second_act.show(options.check)
+        second_act.show(options.check)
 
 
 def first_act(question: str) -> None:

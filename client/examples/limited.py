@@ -19,11 +19,11 @@ import time
 
 import smollm2
 
-SHARED_TOKENS, OWN_TOKENS = 3300, 780  # of the text all conversations begin with, and of each one's own
+SHARED_TOKENS, OWN_TOKENS = 3560, 520  # of the text all conversations begin with, and of each one's own
 NEW_TOKENS = 32  # of an answer, at most
 CHUNK_TOKENS = 512  # of a forward pass, so that what it computes with stays small
 SPARE = 16 * 2**20  # bytes that may lie unused between small things that malloc gave out
-DEVICE_MEMORY = "32MiB"  # of one conversation, of which our cache needs 29 MiB for 4,100 tokens
+DEVICE_MEMORY = "32MiB"  # of one conversation, of which our cache needs 29 MiB for 4,100 tokens, 11 MiB for 1,200
 ASKED = [  # a licence that Debian ships, where its text begins, a question
     ("Apache-2.0", "1. Definitions", 'Who is the "Licensor"?'),
     ("MPL-2.0", "1. Definitions", 'What does "Larger Work" mean?'),
@@ -43,13 +43,13 @@ def memory(pid: int | str = "self") -> tuple[int, int]:
     return tuple(int(values[name].split()[0]) * 1024 for name in ("VmData", "RssAnon"))
 
 
-def prompts(tokenizer) -> list[list[int]]:
+def prompts(tokenizer, shared: int, own: int) -> list[list[int]]:
     """The token ids of each conversation: two licences, of which the first is the same in all, and a question."""
-    first = smollm2.licence(tokenizer, SHARED_TOKENS)
+    first = smollm2.licence(tokenizer, shared)
     ids = []
     for name, start, question in ASKED:
-        own = smollm2.licence(tokenizer, OWN_TOKENS, name, start)
-        content = f"Here are two licences. The first:\n\n{first}\n\nThe second:\n\n{own}\n\n{question}"
+        second = smollm2.licence(tokenizer, own, name, start)
+        content = f"Here are two licences. The first:\n\n{first}\n\nThe second:\n\n{second}\n\n{question}"
         messages = [{"role": "user", "content": content}]
         ids.append(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"])
     return ids
@@ -73,6 +73,8 @@ def main() -> None:
     parser.add_argument("cache", choices=("DynamicCache", "kvferry"))
     parser.add_argument("--url", help="kvferryd's")
     parser.add_argument("--unlimited", action="store_true")
+    parser.add_argument("--device-memory", default=DEVICE_MEMORY)
+    parser.add_argument("--tokens", type=int, nargs=2, default=(SHARED_TOKENS, OWN_TOKENS), metavar=("SHARED", "OWN"))
     options = parser.parse_args()
     libc = ctypes.CDLL(None)
     libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: not to outlive the demo
@@ -85,10 +87,11 @@ def main() -> None:
     import kvferry
 
     tokenizer, model = smollm2.load()
-    conversations = prompts(tokenizer)
+    conversations = prompts(tokenizer, *options.tokens)
     shared = len(os.path.commonprefix(conversations))
     longest = max(map(len, conversations))
     kv, needed = sizes(model.config, longest + NEW_TOKENS)
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(".")]  # one sentence is enough
     torch.set_grad_enabled(False)
 
     def read(cache, ids: list[int]) -> None:
@@ -102,7 +105,8 @@ def main() -> None:
     if not options.unlimited:
         resource.setrlimit(resource.RLIMIT_DATA, (data + kv + needed + SPARE,) * 2)
     emit("ready", data=data, anonymous=anonymous, kv=kv, needed=needed,
-         room=kv + needed + SPARE, shared=shared, shortest=min(map(len, conversations)), longest=longest)  # fmt: skip
+         room=kv + needed + SPARE, shared=shared, shortest=min(map(len, conversations)), longest=longest,
+         device_memory=options.device_memory)  # fmt: skip
 
     caches, doing = [], "connecting"  # all stay open
     with contextlib.ExitStack() as stack:
@@ -118,15 +122,16 @@ def main() -> None:
                     cache = DynamicCache(config=model.config)
                 else:
                     store = stack.enter_context(kvferry.connect(options.url))
-                    cache = kvferry.OffloadedCache(config=model.config, store=store, device_memory=DEVICE_MEMORY)
+                    cache = kvferry.OffloadedCache(config=model.config, store=store,
+                                                   device_memory=options.device_memory)  # fmt: skip
                 caches.append(cache)
                 doing = "reading its text"
                 read(cache, ids[cache.get_seq_length() : -1])
                 doing = "answering"
                 prompt = torch.tensor([ids])
                 answer = model.generate(prompt, attention_mask=torch.ones_like(prompt), cache=cache, do_sample=False,
-                                        max_new_tokens=NEW_TOKENS)[0, len(ids) :].tolist()  # fmt: skip
-                ended = answer[-1] == tokenizer.eos_token_id
+                                        eos_token_id=ends, max_new_tokens=NEW_TOKENS)[0, len(ids) :].tolist()
+                ended = answer[-1] in ends
                 text = tokenizer.decode(answer, skip_special_tokens=True).strip() + ("" if ended else " ...")
                 emit("answer", number=number, ids=answer, text=text, seconds=time.monotonic() - start)
         except (RuntimeError, MemoryError, kvferry.Error) as error:

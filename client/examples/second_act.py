@@ -19,7 +19,8 @@ import stage
 from kvferry.sizes import format_size
 
 THREAD_STACKS = "1 MiB"  # what `ulimit -s 1024` below gives a thread; all of it counts as VmData, used or not
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}  # glibc gives a larger tensor's memory back as soon as it is freed
+# glibc gives a larger tensor's memory back as soon as it is freed; and what one of gRPC's threads frees, all may have.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_ARENA_MAX": "1"}
 SILENCE = 300.0  # seconds without a word after which a child is given up; a forward pass takes 2 on idle cores
 TO_END = 30.0  # seconds from its last word to its end; closing a store takes gRPC up to ten
 SAMPLE = 0.02  # seconds between two looks at a child's memory
@@ -38,16 +39,19 @@ class Outcome:
     service: int | None = None
 
 
-def show(check: bool) -> None:
-    """Runs and shows it all; exits with a message if our cache did not do what it promises."""
+def show(check: bool, *options: str) -> None:
+    """Runs and shows it all, with `options` of limited.py; exits with a message if our cache did not do what it
+    promises."""
     print(f"\n\nSecond act: {len(limited.ASKED)} conversations in a process that has memory for the KV of one")
     with stage.kvferryd("1GiB") as url:
-        stock = _converse("DynamicCache")
-        ours = _converse("kvferry", url)
+        stock = _converse("DynamicCache", *options)
+        ours = _converse("kvferry", f"--url={url}", *options, url=url)
     rows = [stock, ours]
     if check:
-        rows.append(_converse("DynamicCache", limit=False))
+        rows.append(_converse("DynamicCache", "--unlimited", *options))
     _show_table(rows)
+    if ours.failure:
+        sys.exit(f"\nkvferry did not answer all: {ours.failure}")
     for row in rows:
         if row.answers != ours.answers[: len(row.answers)]:
             sys.exit(f"\nThe texts of {row.name} and kvferry differ. This is a bug: please report it.")
@@ -56,16 +60,14 @@ def show(check: bool) -> None:
           + (", and are equal." if compared else ".") + ("" if check else " --check compares all."))  # fmt: skip
     if not stock.failure:
         print("\n  RLIMIT_DATA does not seem to be enforced here: DynamicCache was given all it asked for.")
-    if ours.failure:
-        sys.exit(f"\nkvferry did not answer all: {ours.failure}")
 
 
-def _converse(cache: str, url: str | None = None, limit: bool = True) -> Outcome:
+def _converse(cache: str, *options: str, url: str | None = None) -> Outcome:
+    limit = "--unlimited" not in options
     outcome = Outcome(cache if limit else f"{cache}, no limit")
-    arguments = [cache, *([f"--url={url}"] if url else []), *([] if limit else ["--unlimited"])]
     number, live = 0, sys.stdout.isatty()
     start = "\r" if live else ""
-    with _child(arguments) as events:
+    with _child([cache, *options]) as events:
         for event in events:
             match event.pop("event"):
                 case "memory":
@@ -164,7 +166,7 @@ def _explain(ready: dict) -> None:
         {format_size(ready["needed"])} for what a pass of {limited.CHUNK_TOKENS} tokens computes with, and
         {format_size(limited.SPARE)} to spare. For both
         {" ".join(f"{name}={value}" for name, value in MALLOC.items())}, and threads have stacks of {THREAD_STACKS}.
-        kvferry has device_memory={limited.DEVICE_MEMORY!r} for each conversation, the rest lies in kvferryd."""
+        kvferry has device_memory={ready["device_memory"]!r} for each conversation, the rest lies in kvferryd."""
     for paragraph in text.split("\n\n"):
         print("\n" + textwrap.fill(" ".join(paragraph.split()), 118, initial_indent="  ", subsequent_indent="  "))
 
@@ -183,4 +185,4 @@ def _show_table(rows: list[Outcome]) -> None:
 
 
 if __name__ == "__main__":
-    show(check="--check" in sys.argv)
+    show("--check" in sys.argv, *(option for option in sys.argv[1:] if option != "--check"))

@@ -13,31 +13,14 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "client/python/seconds.h"
+#include "client/interrupt.h"
+#include "client/python/bindings.h"
 #include "client/transport.h"
 
 namespace py = pybind11;
 
 namespace kvferry {
 namespace {
-
-// Name of the capsule in which another extension module finds a heap std::shared_ptr<Transport>.
-constexpr char kTransportCapsule[] = "kvferry.Transport";
-
-// Throws what kvferry.errors makes of a status. REQUIRES: the GIL is held.
-[[noreturn]] void Throw(const absl::Status& status) {
-  const absl::string_view message = status.message();
-  py::object error = py::module_::import("kvferry.errors")
-                         .attr("from_status")(static_cast<int>(status.code()), py::str(message.data(), message.size()));
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-  throw py::error_already_set();
-}
-
-absl::Duration Argument(double seconds, absl::string_view name) {
-  const absl::StatusOr<absl::Duration> duration = Seconds(seconds, name);
-  if (!duration.ok()) Throw(duration.status());
-  return *duration;
-}
 
 // A transport may have to join its thread, which never takes the GIL: let others have it meanwhile.
 void DeleteCapsule(PyObject* capsule) {
@@ -61,14 +44,10 @@ class PyStore {
   static std::unique_ptr<PyStore> Connect(const std::string& url, std::optional<uint64_t> memory,
                                           std::optional<double> connect_timeout, std::optional<double> heartbeat) {
     ConnectOptions options;
-    if (memory.has_value()) options.memory_bytes = *memory;
+    options.memory_bytes = memory;
     if (connect_timeout.has_value()) options.connect_timeout = Argument(*connect_timeout, "connect_timeout");
     if (heartbeat.has_value()) options.heartbeat = Argument(*heartbeat, "heartbeat");
-    absl::StatusOr<std::shared_ptr<Transport>> transport;
-    {
-      py::gil_scoped_release free;
-      transport = kvferry::Connect(url, options);
-    }
+    absl::StatusOr<std::shared_ptr<Transport>> transport = WithoutGil([&] { return kvferry::Connect(url, options); });
     if (!transport.ok()) Throw(transport.status());
     return std::make_unique<PyStore>(*std::move(transport));
   }
@@ -77,17 +56,12 @@ class PyStore {
   uint64_t epoch() const { return transport_->epoch(); }
 
   void Close() {
-    py::gil_scoped_release free;
-    transport_->Close();
+    WithoutGil([&] { transport_->Close(); });
   }
 
   void Flush(double timeout) {
     const absl::Time deadline = absl::Now() + Argument(timeout, "timeout");
-    absl::Status status;
-    {
-      py::gil_scoped_release free;
-      status = transport_->Flush(deadline);
-    }
+    const absl::Status status = WithoutGil([&] { return transport_->Flush(deadline); });
     if (!status.ok()) Throw(status);
   }
 
@@ -131,6 +105,7 @@ PYBIND11_MODULE(_core, m) {
       .def("flush", &PyStore::Flush, py::arg("timeout"))
       .def("stats", &PyStore::Stats)
       .def("_capsule", &PyStore::Capsule);
+  m.attr("_interrupts") = py::capsule(reinterpret_cast<void*>(ScopedInterrupt::slot()), kInterruptCapsule);
   m.def("connect", &PyStore::Connect, py::arg("url"), py::kw_only(), py::arg("memory") = py::none(),
         py::arg("connect_timeout") = py::none(), py::arg("heartbeat") = py::none());
 }

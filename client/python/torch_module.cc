@@ -4,10 +4,12 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,7 +19,8 @@
 #include "absl/time/time.h"
 #include "client/cache/cache.h"
 #include "client/cache/check.h"
-#include "client/python/seconds.h"
+#include "client/interrupt.h"
+#include "client/python/bindings.h"
 #include "client/transport.h"
 #include "storage/base/mutex.h"
 
@@ -25,26 +28,6 @@ namespace py = pybind11;
 
 namespace kvferry {
 namespace {
-
-// What client/python/core_module.cc puts into the capsule of a Store: a heap std::shared_ptr<Transport>.
-constexpr char kTransportCapsule[] = "kvferry.Transport";
-
-// Throws what kvferry.errors makes of a status. A Python exception left pending by the provider (see CallProvider)
-// is the better message and is thrown as it is. REQUIRES: the GIL is held.
-[[noreturn]] void Throw(const absl::Status& status) {
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-  const absl::string_view message = status.message();
-  py::object error = py::module_::import("kvferry.errors")
-                         .attr("from_status")(static_cast<int>(status.code()), py::str(message.data(), message.size()));
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-  throw py::error_already_set();
-}
-
-absl::Duration Argument(double seconds, absl::string_view name) {
-  const absl::StatusOr<absl::Duration> duration = Seconds(seconds, name);
-  if (!duration.ok()) Throw(duration.status());
-  return *duration;
-}
 
 // Runs on the thread that called into the cache, which has let go of the GIL. What the callable raises stays pending
 // on this thread until Throw.
@@ -94,23 +77,49 @@ class PyCache {
   // Runs `call` without the GIL and, so that the two locks cannot wait for each other, takes ours after letting it go.
   template <typename Call>
   auto Locked(Call call) {
+    CheckUsable();
+    return WithoutGil([&] {
+      MutexLock lock(&mu_);
+      const Holder holder(&holder_);
+      return call(*cache_);
+    });
+  }
+
+  // What the provider raised (see CallProvider) is not left pending. The cache can do without a store, so that errors
+  // of ours are no matter; anything else is, such as what a signal handler raised meanwhile.
+  static void Check(const absl::Status& status) {
+    if (!status.ok()) Throw(status);
+    if (PyErr_Occurred() == nullptr) return;
+    py::error_already_set raised;
+    if (!raised.matches(py::module_::import("kvferry.errors").attr("Error"))) throw raised;
+  }
+
+  // Remembers the thread that holds the lock.
+  class Holder {
+   public:
+    explicit Holder(std::atomic<std::thread::id>* id) : id_(id) { *id_ = std::this_thread::get_id(); }
+    ~Holder() { *id_ = std::thread::id(); }
+    Holder(const Holder&) = delete;
+    Holder& operator=(const Holder&) = delete;
+
+   private:
+    std::atomic<std::thread::id>* const id_;
+  };
+
+ public:
+  explicit PyCache(std::unique_ptr<Cache> cache) : cache_(std::move(cache)) {}
+
+  // Throws if this thread may not use the cache now. Takes no lock.
+  void CheckUsable() const {
     if (getpid() != owner_) {
       Throw(absl::FailedPreconditionError("this cache belongs to process " + std::to_string(owner_) +
                                           ", of which this one is a fork; make a new one here"));
     }
-    py::gil_scoped_release free;
-    MutexLock lock(&mu_);
-    return call(*cache_);
+    if (holder_ == std::this_thread::get_id()) {
+      Throw(absl::FailedPreconditionError("this cache is used by a signal handler that interrupts its own use"));
+    }
   }
 
-  // What the provider raised and the cache could do without (see CallProvider) is not left pending.
-  static void Check(const absl::Status& status) {
-    if (!status.ok()) Throw(status);
-    PyErr_Clear();
-  }
-
- public:
-  explicit PyCache(std::unique_ptr<Cache> cache) : cache_(std::move(cache)) {}
   PyCache(const PyCache&) = delete;
   PyCache& operator=(const PyCache&) = delete;
   ~PyCache() {
@@ -256,6 +265,7 @@ class PyCache {
  private:
   const pid_t owner_ = getpid();
   Mutex mu_;
+  std::atomic<std::thread::id> holder_{};  // of mu_
   std::unique_ptr<Cache> cache_ ABSL_PT_GUARDED_BY(mu_);
 };
 
@@ -276,11 +286,16 @@ void CheckUpdate(const py::object& keys, const py::object& values, const py::obj
 
 PYBIND11_MODULE(_torch, m) {
   m.doc() = "The C++ KV cache on torch tensors; use kvferry.OffloadedCache.";
+  const py::object interrupts = py::module_::import("kvferry._core").attr("_interrupts");
+  void* const slot = PyCapsule_GetPointer(interrupts.ptr(), kInterruptCapsule);
+  if (slot == nullptr) throw py::error_already_set();
+  ScopedInterrupt::Share(reinterpret_cast<ScopedInterrupt::Slot*>(slot));
   m.def("check_update", &CheckUpdate);
   py::class_<PyCache>(m, "Cache")
       .def(py::init(&PyCache::Create), py::arg("provider"), py::kw_only(), py::arg("block_tokens"), py::arg("layers"),
            py::arg("layer_numbers"), py::arg("resident_layers"), py::arg("prefetch_depth"), py::arg("device_memory"),
            py::arg("on_full"), py::arg("full_timeout"), py::arg("fetch_timeout"), py::arg("model"))
+      .def("check", &PyCache::CheckUsable)
       .def("update", &PyCache::Update)
       .def("assign", &PyCache::Assign)
       .def("make_room", &PyCache::MakeRoom)

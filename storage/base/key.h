@@ -68,4 +68,8 @@ std::string ToString(const Id128& id);
 std::string ToString(const ChunkKey& key);
 std::string ToString(const BlockKey& key);
 
+// Priorities of published chunks: lower ones are evicted first.
+inline constexpr int kMaxPriority = 100;
+inline constexpr int kDefaultPriority = 50;
+
 }  // namespace kvferry

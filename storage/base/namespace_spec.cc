@@ -104,6 +104,80 @@ std::string CanonicalGroup(const GroupSpec& group) {
   return out;
 }
 
+// Reads fields from the front of bytes.
+class FieldReader {
+ public:
+  explicit FieldReader(absl::string_view bytes) : left_(bytes) {}
+  // The tag of the next field; 0 if there is none.
+  char tag() const { return left_.empty() ? 0 : left_[0]; }
+  bool Take(char tag, absl::string_view* value) {
+    if (this->tag() != tag || left_.size() < 5) return false;
+    const uint64_t size = Number(left_.substr(1, 4));
+    if (left_.size() - 5 < size) return false;
+    *value = left_.substr(5, size);
+    left_.remove_prefix(5 + size);
+    return true;
+  }
+  bool Take(char tag, std::string* value) {
+    absl::string_view bytes;
+    if (!Take(tag, &bytes)) return false;
+    *value = std::string(bytes);
+    return true;
+  }
+  bool Take(char tag, uint32_t* value) {
+    absl::string_view bytes;
+    if (!Take(tag, &bytes) || bytes.size() != 4) return false;
+    *value = Number(bytes);
+    return true;
+  }
+
+ private:
+  static uint32_t Number(absl::string_view bytes) {
+    uint32_t value = 0;
+    for (int i = 3; i >= 0; --i) value = value << 8 | static_cast<uint8_t>(bytes[static_cast<size_t>(i)]);
+    return value;
+  }
+  absl::string_view left_;
+};
+
+bool ParseLayer(absl::string_view bytes, LayerSpec* layer) {
+  FieldReader parts(bytes);
+  while (parts.tag() == 1) {
+    absl::string_view part;
+    if (!parts.Take(1, &part)) return false;
+    FieldReader fields(part);
+    PartSpec& into = layer->parts.emplace_back();
+    if (!fields.Take(1, &into.heads) || !fields.Take(2, &into.dim)) return false;
+  }
+  return true;
+}
+
+bool ParseGroup(absl::string_view bytes, GroupSpec* group) {
+  FieldReader fields(bytes);
+  uint32_t retention = 0;
+  if (!fields.Take(1, &retention) || retention > 2 || !fields.Take(2, &group->window)) return false;
+  group->retention = static_cast<Retention>(retention);
+  while (fields.tag() == 3) {
+    absl::string_view layer;
+    if (!fields.Take(3, &layer) || !ParseLayer(layer, &group->layers.emplace_back())) return false;
+  }
+  return true;
+}
+
+bool ParseFields(absl::string_view bytes, NamespaceSpec* spec) {
+  FieldReader fields(bytes);
+  if (!fields.Take(1, &spec->scheme) || !fields.Take(2, &spec->model) || !fields.Take(3, &spec->dtype) ||
+      !fields.Take(4, &spec->dtype_bytes) || !fields.Take(5, &spec->codec) || !fields.Take(6, &spec->rope) ||
+      !fields.Take(7, &spec->block_tokens) || !fields.Take(8, &spec->shards)) {
+    return false;
+  }
+  while (fields.tag() == 9) {
+    absl::string_view group;
+    if (!fields.Take(9, &group) || !ParseGroup(group, &spec->groups.emplace_back())) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 uint64_t NamespaceSpec::BlockBytes(int group, int layer) const {
@@ -148,6 +222,19 @@ std::string Canonical(const NamespaceSpec& spec) {
   PutField(8, spec.shards, &out);
   for (const GroupSpec& group : spec.groups) PutField(9, CanonicalGroup(group), &out);
   return out;
+}
+
+absl::StatusOr<NamespaceSpec> ParseCanonical(absl::string_view bytes) {
+  NamespaceSpec spec;
+  // What is parsed is compared with what would be written, so nothing has to be said of what lies between or behind.
+  if (!ParseFields(bytes, &spec)) {
+    return absl::DataLossError(absl::StrCat("namespace spec: ", bytes.size(), " bytes, expected those of a spec"));
+  }
+  KVFERRY_RETURN_IF_ERROR(Validate(spec));
+  if (Canonical(spec) != bytes) {
+    return absl::DataLossError(absl::StrCat("namespace spec: ", bytes.size(), " bytes, expected canonical ones"));
+  }
+  return spec;
 }
 
 NamespaceId HashNamespace(absl::string_view tenant, const NamespaceSpec& spec) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "storage/base/key.h"
 
@@ -62,6 +63,9 @@ absl::Status Validate(const NamespaceSpec& spec);
 
 // Canonical bytes: every field tagged and length-prefixed, so distinct specs never meet.
 std::string Canonical(const NamespaceSpec& spec);
+
+// The spec whose canonical bytes these are. DATA_LOSS if they are none's; errors as Validate.
+absl::StatusOr<NamespaceSpec> ParseCanonical(absl::string_view bytes);
 
 // SHA-256/128 over the tenant (length-prefixed) and Canonical(spec).
 NamespaceId HashNamespace(absl::string_view tenant, const NamespaceSpec& spec);

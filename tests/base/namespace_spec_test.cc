@@ -159,5 +159,31 @@ TEST(NamespaceSpec, B78_BlockBytesPerLayer) {
   EXPECT_EQ(spec.BlockBytes(1, 0), (16u + 6) * 16 * 4);
 }
 
+TEST(NamespaceSpec, CanonicalBytesAreParsedBack) {
+  for (NamespaceSpec spec : {SmallSpec(), MixedSpec(), SmallSpec(7, 1, 1, 1, "")}) {
+    spec.rope = "yarn";
+    spec.shards = 3;
+    const std::string bytes = Canonical(spec);
+    const auto parsed = ParseCanonical(bytes);
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_EQ(Canonical(*parsed), bytes);
+    EXPECT_EQ(parsed->groups.size(), spec.groups.size());
+    EXPECT_EQ(parsed->model, spec.model);
+    for (size_t size = 0; size < bytes.size(); ++size) {  // none, or one with fewer groups
+      const auto cut = ParseCanonical(bytes.substr(0, size));
+      EXPECT_TRUE(!cut.ok() || cut->groups.size() < spec.groups.size()) << size;
+    }
+    EXPECT_EQ(ParseCanonical(bytes + '\0').status().code(), absl::StatusCode::kDataLoss);
+    for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {  // another spec, or none
+      std::string changed = bytes;
+      changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ 1 << bit % 8);
+      const auto other = ParseCanonical(changed);
+      if (other.ok()) {
+        EXPECT_EQ(Canonical(*other), changed);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvferry

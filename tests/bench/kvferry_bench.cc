@@ -1,6 +1,7 @@
 // kvferry-bench: what a data plane moves a second, put and get, against memcpy in the same process and the same run.
 //
-//   kvferry-bench [--quick] URL...      embedded://, unix:///path, grpc://host:port
+//   kvferry-bench [--quick] URL...           embedded://, unix:///path, grpc://host:port
+//   kvferry-bench trace FILE [CHUNKS...]     see trace.h
 //
 // Prints the array of results that tests/bench/run.py collects. Rounds of all planes and of memcpy follow one another,
 // so that a machine that drifts does so for all; figures are medians.
@@ -22,6 +23,7 @@
 #include "storage/base/checksum.h"
 #include "storage/base/mutex.h"
 #include "storage/base/status.h"
+#include "tests/bench/trace.h"
 
 namespace kvferry {
 namespace {
@@ -211,6 +213,7 @@ absl::Status Run(const std::vector<std::string>& urls, bool quick) {
 }  // namespace kvferry
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string(argv[1]) == "trace") return kvferry::TraceMain({argv + 2, argv + argc});
   std::vector<std::string> urls;
   bool quick = false;
   for (int i = 1; i < argc; ++i) {

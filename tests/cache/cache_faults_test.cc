@@ -19,7 +19,8 @@ constexpr int kLayers = 3;
 class CacheFaultsTest : public testing::Test {
  protected:
   void NewCache(std::optional<int> resident, OnFull on_full = OnFull::kRaise, std::optional<int> depth = std::nullopt,
-                std::optional<uint64_t> device_memory = std::nullopt) {
+                std::optional<uint64_t> device_memory = std::nullopt,
+                absl::Duration fetch_timeout = absl::Seconds(30)) {
     CacheOptions options;
     options.layers = kLayers;
     options.block_tokens = 4;
@@ -28,6 +29,7 @@ class CacheFaultsTest : public testing::Test {
     options.device_memory = device_memory;
     options.on_full = on_full;
     options.full_timeout = absl::Seconds(20);
+    options.fetch_timeout = fetch_timeout;
     auto cache = Cache::Create(options, Provide(store_));
     ASSERT_TRUE(cache.ok());
     cache_ = *std::move(cache);
@@ -117,6 +119,17 @@ TEST_F(CacheFaultsTest, LostAtTheFirstLayerCanBeTriedAgain) {
   EXPECT_EQ(Forward(1).code(), absl::StatusCode::kUnavailable);
   store_->fail_fetch_after = -1;
   EXPECT_TRUE(Forward(1).ok());
+}
+
+// What was asked for ahead and does not come is asked for once more, in what is left of the time.
+TEST_F(CacheFaultsTest, AFetchIsWaitedForOnce) {
+  store_->copies = true;
+  NewCache(0, OnFull::kRaise, 1, std::nullopt, absl::Milliseconds(30));
+  ASSERT_TRUE(Forward(9).ok());
+  ASSERT_TRUE(Forward(1).ok());
+  store_->stall_fetches = true;
+  EXPECT_EQ(Forward(1).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_LE(store_->last_deadline_ns, store_->stalled_since_ns + absl::ToInt64Nanoseconds(absl::Milliseconds(30)));
 }
 
 TEST_F(CacheFaultsTest, FailedPutsStayOnTheDevice) {

@@ -166,6 +166,21 @@ TEST_F(CacheTest, RowStartsOfAFilledCacheAreRefused) {
   EXPECT_EQ(cache->SetRowStarts({0, -1}).code(), absl::StatusCode::kInvalidArgument);
 }
 
+// As those of DynamicCache do: matrix products of others may differ in the last bit.
+TEST_F(CacheTest, TokensLieOneBehindTheOther) {
+  for (const int resident : {0, kLayers}) {
+    auto cache = NewCache(Options(resident));
+    for (const int64_t tokens : {9, 1, 3}) {
+      for (int l = 0; l < kLayers; ++l) {
+        const auto strided = [&] { return States(tokens).transpose(1, 2).contiguous().transpose(1, 2); };
+        const auto full = cache->Update(strided(), strided(), l);
+        ASSERT_TRUE(full.ok()) << full.status();
+        for (const at::Tensor& t : {full->first, full->second}) EXPECT_EQ(t.stride(2), kDim) << tokens << " tokens";
+      }
+    }
+  }
+}
+
 // Some models use the keys and values of one layer again in later ones.
 TEST_F(CacheTest, TensorsThatAreStillHeldKeepTheirBytes) {
   auto cache = NewCache(Options(1));
@@ -410,7 +425,7 @@ TEST_F(CacheTest, BadInputNamesItselfAndChangesNothing) {
 }
 
 TEST_F(CacheTest, OptionsOutOfRangeAreNamed) {
-  const auto message = [](CacheOptions options) { return std::string(Validate(options).message()); };
+  const auto message = [](const CacheOptions& options) { return std::string(Validate(options).message()); };
   CacheOptions options;
   EXPECT_TRUE(Validate(options).ok());
   options.block_tokens = 48;

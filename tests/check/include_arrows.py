@@ -2,13 +2,14 @@
 
 import re
 
-FOLDERS = ("storage/base", "storage", "kernels", "proto", "service", "client", "tests")
+FOLDERS = ("storage/base", "storage/disk", "storage", "kernels", "proto", "service", "client", "tests")
 
 # A folder may include itself and these. Longest prefix wins; nobody includes service, client or tests.
 MAY_INCLUDE = {
     "storage/base": (),
     "kernels": ("storage/base",),
-    "storage": ("storage/base", "kernels/copy"),
+    "storage/disk": ("storage/base",),
+    "storage": ("storage/base", "storage/disk", "kernels/copy"),
     "proto": ("storage/base",),
     "service": ("proto", "storage", "storage/base"),
     "client": ("proto", "kernels", "storage/base"),

@@ -289,7 +289,7 @@ def _use_in_child(cache, queue):
         cache.update(*kv(1), 0)
         queue.put("used the parent's cache")
     except kvferry.Error as error:
-        queue.put(str(error))
+        queue.put(f"{error} {cache!r}")
     mine = fill(OffloadedCache(block_tokens=2, resident_layers=0), 5)
     mine.flush()
     queue.put((lengths(mine), mine.stats().blocks_put))
@@ -305,7 +305,8 @@ def test_B17_forked_child(store):
     queue = context.Queue()
     child = context.Process(target=_use_in_child, args=(cache, queue))
     child.start()
-    assert "fork" in queue.get(timeout=90)
+    told = queue.get(timeout=90)
+    assert "fork" in told and "(3 layers, of another process)" in told
     assert queue.get(timeout=90) == ([5] * 3, 2 * 3)
     child.join(90)
     assert child.exitcode == 0

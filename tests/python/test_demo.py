@@ -1,6 +1,8 @@
 """The demo's second act says how its processes ended, whatever they did, and leaves none behind."""
 
 import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,3 +48,14 @@ def test_memory_is_seen(tmp_path, monkeypatch):
     with second_act._child([]) as events:
         seen = [(event["data"], event["anonymous"]) for event in events if event["event"] == "memory"]
     assert min(max(sizes) for sizes in zip(*seen)) > 2**26
+
+
+@pytest.mark.timeout(900)
+def test_conversations_that_do_not_fit():
+    """The act itself, with half of its tokens: DynamicCache cannot allocate, ours answers all, with the same texts."""
+    command = [sys.executable, second_act.__file__, "--check", "--tokens", "1800", "400", "--device-memory", "18MiB"]
+    out = subprocess.run(command, capture_output=True, text=True)
+    assert out.returncode == 0, out.stdout + out.stderr
+    answered = dict(re.findall(r"^  (\S.*?)  +(\d) of 4 ", out.stdout, re.MULTILINE))
+    assert answered == {"DynamicCache": "1", "kvferry": "4", "DynamicCache, no limit": "4"}
+    assert "4 of 4 answers were compared" in out.stdout

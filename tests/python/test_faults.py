@@ -315,6 +315,7 @@ def test_closed_store(kvferryd, model):
     cache = cache_for(model, store)
     with torch.no_grad():
         model(prompt(12), cache=cache)
+        cache.flush()  # what the store has not acknowledged is here still
         store.close()
         with pytest.raises(kvferry.UnavailableError, match="closed"):
             model(prompt(1), cache=cache)

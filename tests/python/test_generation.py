@@ -3,7 +3,7 @@
 import pytest
 import torch
 from models import greedy, prompt, tiny
-from transformers import DynamicCache
+from transformers import DynamicCache, EncoderDecoderCache
 
 import kvferry
 from kvferry import OffloadedCache
@@ -28,7 +28,7 @@ def own_loop(model, cache, ids, mask, new_tokens):
     with torch.inference_mode():
         for _ in range(new_tokens):
             mask = kvferry.attention_mask(cache, mask, ids)
-            positions = kvferry.position_ids(mask, ids)
+            positions = kvferry.position_ids(cache, mask, ids)
             step = model(ids, attention_mask=mask, position_ids=positions, cache=cache, logits_to_keep=1).logits[:, -1]
             ids = step.argmax(-1, keepdim=True)
             logits.append(step)
@@ -47,10 +47,19 @@ def test_the_loop_of_the_readme_gives_what_generate_gives(store, multiple):
     assert all(torch.equal(a, b) for a, b in zip(logits, expected.logits, strict=True))
 
 
-def test_positions_do_not_depend_on_padding():
+def test_positions_do_not_depend_on_padding(store):
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]])
-    assert kvferry.position_ids(mask, 5).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4], [0, 0, 0, 0, 0]]
-    assert kvferry.position_ids(mask, torch.ones(3, 2)).tolist() == [[1, 2], [3, 4], [0, 0]]
+    cache = new(store)
+    assert kvferry.position_ids(cache, mask, 5).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4], [0, 0, 0, 0, 0]]
+    cache.update(*torch.ones(2, 3, 2, 3, 4), 0)
+    assert kvferry.position_ids(cache, mask.bool(), torch.ones(3, 2)).tolist() == [[1, 2], [3, 4], [0, 0]]
+    for wrong, message in (
+        (mask[:, :3], "3 columns, expected 5"), (mask[:1], "1 rows, expected 3"), (-1e9 * mask.float(), "values from"),
+    ):  # fmt: skip
+        with pytest.raises(kvferry.MismatchError, match=message):
+            kvferry.position_ids(cache, wrong, torch.ones(3, 2))
+    with pytest.raises(kvferry.MismatchError, match="1 rows, expected 3 as held"):
+        kvferry.attention_mask(cache, mask[:1], 2)
 
 
 def test_masks_of_another_length_are_refused_with_both_numbers(store):
@@ -110,6 +119,41 @@ def test_a_cache_that_covers_the_prompt_gives_up_its_last_token(store, name, opt
         cache.reset() if name == "mistral" else cache.crop(-7)
         if name == "mistral":
             prefilled(model, ids, cache)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+@pytest.mark.parametrize("held_more", [0, 2])
+def test_an_encoder_decoder_cache_that_covers_the_decoders_prompt(store, name, held_more):
+    model, ids, decoder_ids = tiny(name), prompt(7), prompt(9)
+
+    def pair(make):
+        return EncoderDecoderCache(make(), make())
+
+    def stock():
+        return DynamicCache()
+
+    def ours():
+        return new(store, model.config.get_text_config(decoder=True))
+
+    options = dict(decoder_input_ids=decoder_ids, max_new_tokens=4)
+    oracle, cache = pair(stock), pair(ours)
+    expected = generate(model, ids, oracle, **options)
+    sequences, logits = generate(model, ids, cache, **options)
+    assert torch.equal(torch.stack(logits), torch.stack(expected[1]))
+    length = cache.get_seq_length()
+    covered = sequences[:, : length - held_more]  # all of them, as the mask says; without one they would be new tokens
+    covered = options | dict(decoder_input_ids=covered, decoder_attention_mask=torch.ones_like(covered))
+    if held_more:
+        with pytest.raises(kvferry.MismatchError, match=f"holds {length} tokens, more than the {length - held_more}"):
+            generate(model, ids, cache, **covered)
+        return
+    oracle.crop(-1)
+    expected = generate(model, ids, oracle, **covered)
+    sequences, logits = generate(model, ids, cache, **covered)
+    assert torch.equal(sequences, expected[0])
+    assert torch.equal(torch.stack(logits), torch.stack(expected[1]))
+    assert cache.get_seq_length() == length + 3
+    assert type(cache.get_seq_length()) is int
 
 
 def test_new_tokens_alone_are_not_taken_for_the_prompt(store):

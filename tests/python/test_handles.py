@@ -155,3 +155,29 @@ def test_the_daemon_restarted_meanwhile(tmp_path):
         daemon.restart()
         with pytest.raises((kvferry.DataLossError, kvferry.UnavailableError), match=daemon.url):
             pickle.loads(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(start=-1), "begins at -1"),
+        (dict(start=62), "begins at 62"),
+        (dict(start=8), "has 15 chunks of 4 tokens, expected all within its 61 columns"),
+        (dict(more=1), "has 16 chunks"),
+        (dict(place=99), "chunk 99 of a row"),
+    ],
+    ids=str,
+)
+def test_a_table_that_is_not_its_own(kvferryd, change, message):
+    """What was pickled is taken for no more than it says."""
+    with kvferry.connect(kvferryd.url) as store:
+        cache = prefilled(store)
+        shared = cache._ferry.core.share(10.0)
+        (start, places), *_ = shared["rows"]
+        places = [*places, *places[: change.get("more", 0)]]
+        places[0] = change.get("place", places[0])
+        shared["rows"] = [(change.get("start", start), places)]
+        other = kvferry.OffloadedCache(config=tiny("llama").config, store=store, block_tokens=4)
+        with pytest.raises(kvferry.MismatchError, match=message):
+            other._ferry.core.adopt(shared)
+        assert other.get_seq_length() == 0

@@ -115,9 +115,28 @@ def test_a_state_of_another_shape_is_refused(store):
     with pytest.raises(kvferry.MismatchError, match=r"conv_states of layer 0 has shape \[2, 4, 3\].*\[2, 5, new\]"):
         cache.update_conv_state(torch.zeros(2, 4, 3), 0)
     for name in ("recurrent", "conv"):
-        with pytest.raises(kvferry.MismatchError, match=f"{name}_states has batch 1, expected 2"):
+        with pytest.raises(kvferry.MismatchError, match=f"{name}_states of layer 0 has batch 1, expected 2"):
             getattr(cache, f"update_{name}_state")(torch.zeros(1, 5, 4), 0)
     assert all(torch.equal(a, b) for a, b in zip(states(cache, 0), held))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_rows_of_any_integer_type(store, dtype):
+    cache = new(store, "full_attention", "sliding_attention", "linear_attention", "indexed_attention")
+    for layer in (0, 1, 3):
+        cache.update(*kv(3, batch=2), layer)
+    state(cache, 2, 2)
+    cache.reorder_cache(torch.tensor([1, 0], dtype=dtype))
+    assert all(torch.equal(cache.layers[layer].keys, kv(3, batch=2)[0][[1, 0]]) for layer in (0, 1, 3))
+
+
+@pytest.mark.parametrize("repeats", [2**27, 2**40, 2**100])
+def test_too_many_rows_are_refused_at_once(store, repeats):
+    cache = new(store, "full_attention")
+    cache.update(*kv(3), 0)
+    with pytest.raises(kvferry.MismatchError, match=f"repeats is {repeats}, expected at most 1048576"):
+        cache.batch_repeat_interleave(repeats)
+    assert cache.get_seq_length() == 3
 
 
 @pytest.mark.parametrize("kind", ["sliding_attention", "linear_attention", "hybrid", "hybrid_sliding", "conv"])
@@ -144,6 +163,26 @@ def test_a_crop_that_cannot_be_is_refused_before_anything_changes(store, kind):
     assert torch.equal(cache.layers[0].keys, kv(2, seed=7)[0])
 
 
+def test_a_convolution_goes_back_to_its_beginning(store):
+    """If every column was recorded; transformers' model would take what is left for columns before the next ones."""
+    cache = new(store, "conv")
+    cache.activate_past_recording()
+    first = torch.ones(1, 5, 9)
+    cache.update_conv_state(first, 0, conv_kernel_size=3)
+    cache.crop(-10)
+    assert cache.layers[0].conv_states[0].shape == (1, 5, 0) and not cache.has_previous_state(0)
+    cache.crop(-1)
+    assert cache.layers[0].held_bytes() == 0
+    again = cache.update_conv_state(2 * first, 0, conv_kernel_size=3)
+    assert torch.equal(again, 2 * first)
+    cache.crop(-1)
+    cache.update_conv_state(first, 0, conv_kernel_size=3)
+    with pytest.raises(kvferry.MismatchError, match="holds 12 columns"):
+        cache.crop(-13)  # the first were let go by the crop before
+    with pytest.raises(kvferry.MismatchError, match="holds 12 columns"):
+        cache.crop(-12)
+
+
 def test_crop_before_the_first_update(store):
     """transformers' window raises AttributeError here."""
     cache = new(store, "sliding_attention", "full_attention")
@@ -154,14 +193,18 @@ def test_crop_before_the_first_update(store):
 
 def test_what_is_left_of_a_cropped_cache(store):
     """As in transformers: tensors without tokens, and the next update may bring another batch."""
-    cache = new(store, "full_attention", "sliding_attention", "hybrid")
-    for layer in range(3):
+    cache = new(store, "full_attention", "sliding_attention", "hybrid", "indexed_attention")
+    for layer in range(4):
         cache.update(*kv(5, batch=2), layer)
+    cache.update_indexer(torch.ones(2, 5, 3), 3)
     cache.crop(-7)
     for layer in cache.layers:
         assert layer.keys.shape == (2, 2, 0, 4) and layer.values.dtype == torch.float32
-    for layer in range(3):
+    cache.crop(-1)
+    assert cache.layers[3].indexer_keys.shape == (2, 0, 3)
+    for layer in range(4):
         cache.update(*kv(5, batch=3), layer)
+    assert cache.update_indexer(torch.ones(3, 5, 2), 3).shape == (3, 5, 2)
     assert cache.layers[0].keys.shape == (3, 2, 5, 4)
     cache.reset()
     assert cache.layers[0].keys is None
@@ -186,7 +229,7 @@ def bad_tensors():
         ("no tokens", good[:, :, :0], good[:, :, :0], r"shape \[2, 2, 0, 4\].*at least 1"),
         ("dtype", good.half(), good.half(), "dtype Half, expected Float"),
         ("device", good.to("meta"), good.to("meta"), "device meta, expected cpu"),
-        ("two devices", good, good.to("meta"), "value_states is on meta"),
+        ("two devices", good, good.to("meta"), "value_states has device meta"),
         ("batch", good[:1], good[:1], "batch 1, expected 2"),
         ("heads", good[:, :1], good[:, :1], "heads 1, expected 2"),
         ("dim", good[..., :3], good, "dim 3, expected 4"),
@@ -230,6 +273,7 @@ def test_nan_and_infinity_are_carried_as_they_are(store):
     cache = new(store, "sliding_attention", "full_attention", window=40)
     for layer in range(2):
         cache.update(odd, odd, layer)
+    for layer in range(2):
         k, v = cache.update(odd[:, :, :1], odd[:, :, :1], layer)
         assert torch.equal(
             k.contiguous().view(torch.int32), odd[:, :, :1].expand(1, 2, 6, 4).contiguous().view(torch.int32)
@@ -306,7 +350,7 @@ def test_a_pass_that_broke_off_beside_a_window_is_noticed(store, kinds, masks):
 
     forward(2)
     forward(1)
-    with pytest.raises(kvferry.MismatchError, match="2 and 4 tokens.*interrupted"):
+    with pytest.raises(kvferry.MismatchError, match="interrupted: layer 1 was left out"):
         forward(2)
     with pytest.raises(kvferry.MismatchError, match="incomplete"):
         list(cache)
@@ -320,7 +364,7 @@ def test_a_pass_that_broke_off_after_a_state_is_noticed(store):
         state(cache, 0, 1)
         cache.update(*kv(3), 1)
     state(cache, 0, 1)
-    with pytest.raises(kvferry.MismatchError, match="updated twice.*interrupted"):
+    with pytest.raises(kvferry.MismatchError, match="interrupted: layer 1 was left out"):
         state(cache, 0, 1)
     with pytest.raises(kvferry.MismatchError, match="incomplete"):
         cache.update(*kv(3), 1)
@@ -338,13 +382,13 @@ def test_no_room_after_a_state_advanced(store):
         state(cache, 0, 1)
 
 
-@pytest.mark.parametrize("kinds", [("sliding", "full"), ("linear", "full")], ids=str)
-def test_a_first_pass_without_room_leaves_an_empty_cache(store, kinds):
-    cache = new(store, *[f"{kind}_attention" for kind in kinds], window=8, device_memory=60_000)
+@pytest.mark.parametrize("kinds, bound", [(("sliding", "full"), 300_000), (("linear", "full"), 60_000)], ids=str)
+def test_a_first_pass_without_room_leaves_an_empty_cache(store, kinds, bound):
+    cache = new(store, *[f"{kind}_attention" for kind in kinds], window=8, device_memory=bound)
     for tokens in (4000, 3):
         first = cache.update(*kv(tokens), 0) if kinds[0] == "sliding" else state(cache, 0, 1, tokens=tokens)
         if tokens == 4000:
-            with pytest.raises(kvferry.FullError, match="60000"):
+            with pytest.raises(kvferry.FullError, match=str(bound)):
                 cache.update(*kv(tokens), 1)
             assert cache.get_seq_length(1) == 0 and not contents(cache)[0]
         else:
@@ -410,10 +454,10 @@ def test_keys_of_all_layers_then_values_of_all(store):
 def test_an_indexer_and_a_recorded_past_come_along(store):
     cache = new(store, "indexed_attention", "conv", "full_attention")
     cache.activate_past_recording()
-    for layer in (0, 2):
-        cache.update(*kv(9), layer)
+    cache.update(*kv(9), 0)
     cache.update_indexer(torch.ones(1, 9, 5), 0)
     cache.update_conv_state(torch.ones(1, 5, 9), 1, conv_kernel_size=3)
+    cache.update(*kv(9), 2)
     joined = OffloadedCache(cache, store=store)
     assert joined.update_indexer(torch.ones(1, 1, 5), 0).shape == (1, 10, 5)
     assert joined.layers[1].conv_kernel_size == {0: 3} and joined.layers[1].conv_states[0].shape[-1] == 3

@@ -1,9 +1,12 @@
 """Every tiny model in every way that transformers allows; matrix.py runs more of them and makes the README's table."""
 
+import copy
+
 import pytest
 import torch
 from matrix import DIFFERENT, REFUSED, check, check_traffic, kinds, published, stock
-from models import MODELS, WAYS, halves, prompt, tiny
+from models import MODELS, WAYS, cache_for, halves, prompt, tiny
+from transformers import DynamicCache
 
 from kvferry import OffloadedCache
 
@@ -45,6 +48,21 @@ def test_other_settings(request, name, way, dtype, plane, block_tokens, resident
         store = request.getfixturevalue(f"{plane}_store")
         cache = check(name, dtype, way, store=store, block_tokens=block_tokens, resident_layers=resident_layers)
         check_traffic(cache, resident_layers)
+
+
+@pytest.mark.parametrize("way", ["padded", "beams"])
+@pytest.mark.parametrize("name", MODELS)
+def test_eager_attention(embedded_store, name, way):
+    """Its matrix products give other bits for tensors that lie otherwise."""
+    if not in_stock(name, torch.float32, way):
+        return
+    model = copy.deepcopy(tiny(name))
+    model.set_attn_implementation("eager")
+    options = dict(store=embedded_store, block_tokens=4, resident_layers=1)
+    caches = cache_for(model, DynamicCache), cache_for(model, OffloadedCache, **options)
+    theirs, ours = (WAYS[way](model, cache) for cache in caches)
+    assert torch.equal(theirs[0], ours[0])
+    assert all(torch.equal(a, b) for a, b in zip(theirs[1], ours[1], strict=True))
 
 
 @pytest.mark.parametrize("name", MODELS)

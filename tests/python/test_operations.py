@@ -175,10 +175,11 @@ class Pair:
             ["forward", "crop", "reorder", "repeat", "select", "fork", "reset", "save", "record"],
             [10, 3, 2, 1, 1.5, 1.5 * forks, 0.4, 0.3, 0.5],
         )[0]
-        if self.length() == 0 or kind == "forward":
+        empty = self.length() == 0  # of which transformers' cannot select rows
+        if kind == "forward" or (empty and kind in ("reorder", "repeat", "select")):
             self.forward(chance.choice([1, 1, 1, 2, 3, 5, 13]))
         elif kind == "crop":
-            self.crop(chance.choice([0, 1, 1, 2, 3, 7, self.length() - 1, self.length(), self.length() + 5]))
+            self.crop(chance.choice([0, 1, 1, 2, 3, 7, max(self.length() - 1, 0), self.length(), self.length() + 5]))
         elif kind == "reorder":
             self.select("reorder_cache", torch.tensor([chance.randrange(batch) for _ in range(batch)]))
         elif kind == "repeat" and batch <= 3:

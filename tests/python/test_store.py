@@ -64,6 +64,8 @@ def test_unknown_options_are_refused_by_name():
         kvferry.connect("grpc://localhost:7400", memory="1GiB")
     with pytest.raises(ValueError, match="memory"):
         kvferry.connect("embedded://", memory="plenty")
+    with pytest.raises(kvferry.MismatchError, match=f"memory is {900 << 40} bytes; expected no more than"):
+        kvferry.connect("embedded://", memory="900TiB")
     with pytest.raises(kvferry.MismatchError, match="heartbeat"):
         kvferry.connect("grpc://localhost:7400", heartbeat=0)
     with pytest.raises(TypeError, match="int"):

@@ -113,6 +113,8 @@ TEST_F(BadInputTest, EveryMethodNamesAnUnknownSession) {
     if (auto* publish = dynamic_cast<v1::PublishRequest*>(request.get())) {
       publish->mutable_prefix_key()->set_lo(1);
       publish->clear_parent();
+      publish->clear_priority();
+      publish->clear_ttl_ms();
     }
     const grpc::Status status = caller.Call(*method, {request->SerializeAsString()}).status;
     EXPECT_EQ(status.error_code(), grpc::NOT_FOUND);

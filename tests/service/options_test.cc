@@ -33,8 +33,9 @@ TEST(CommandLine, Defaults) {
 }
 
 TEST(CommandLine, ReadsItsFlagsInBothForms) {
-  const auto line = Parse({"--listen=unix:///tmp/a.sock,127.0.0.1:0,[::1]:7400", "--memory", "4GiB", "--segment=8MiB",
-                           "--live-grace=20m", "--reservation-grace=1m", "--heartbeat=500ms", "--drain-grace=0"});
+  const auto line =
+      Parse({"--listen=unix:///tmp/a.sock,127.0.0.1:0,[::1]:7400", "--memory", "4GiB", "--segment=8MiB",
+             "--policy=s3fifo", "--live-grace=20m", "--reservation-grace=1m", "--heartbeat=500ms", "--drain-grace=0"});
   ASSERT_TRUE(line.ok()) << line.status();
   const ServerOptions& options = line->options;
   ASSERT_EQ(options.listen.size(), 3u);
@@ -43,6 +44,7 @@ TEST(CommandLine, ReadsItsFlagsInBothForms) {
   EXPECT_EQ(options.listen[2].ForGrpc(), "[::1]:7400");
   EXPECT_EQ(options.store.memory_bytes, 4 * kGiB);
   EXPECT_EQ(options.store.segment_bytes, 8 * kMiB);
+  EXPECT_EQ(options.store.policy, PolicyKind::kS3Fifo);
   EXPECT_EQ(options.store.live_grace, absl::Minutes(20));
   EXPECT_EQ(options.store.reservation_grace, absl::Minutes(1));
   EXPECT_EQ(options.heartbeat, absl::Milliseconds(500));

@@ -111,7 +111,7 @@ class RawClient {
     ToProto(ns, request.mutable_ns());
     request.set_count(count);
     v1::ReserveReply reply;
-    const grpc::Status status = stub->Reserve(&context, request, &reply);
+    grpc::Status status = stub->Reserve(&context, request, &reply);
     for (const v1::Id& id : reply.ids()) keys->push_back({ns, FromProto(id), 0, 0});
     return status;
   }

@@ -5,6 +5,7 @@
 #include <list>
 #include <map>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "tests/base/specs.h"
@@ -29,11 +30,11 @@ class IndexTest : public testing::Test {
     index_.DropLive(record.get());
     return record;
   }
-  uint64_t VictimId() const { return index_.Victim() == nullptr ? 0 : index_.Victim()->prefix_key[1]; }
+  uint64_t VictimId() { return index_.Victim() == nullptr ? 0 : index_.Victim()->prefix_key[1]; }
 
   std::shared_ptr<Arena> arena_ = std::make_shared<Arena>(64 * kMiB, kMiB);
   std::shared_ptr<const Namespace> ns_ = std::make_shared<Namespace>("tenant", SmallSpec());
-  Index index_{NewLruPolicy()};
+  Index index_{PolicyKind::kLru};
 };
 
 TEST_F(IndexTest, OnlyWhatMayGoIsQueued) {
@@ -56,6 +57,42 @@ TEST_F(IndexTest, OnlyWhatMayGoIsQueued) {
   index_.Unpublish(record.get());
   EXPECT_EQ(VictimId(), 0u);
   EXPECT_TRUE(index_.CheckInvariants().ok()) << index_.CheckInvariants();
+}
+
+TEST_F(IndexTest, PinnedChunksStayAndLowPrioritiesGoFirst) {
+  const RecordPtr first = Ordinary(1), second = Ordinary(2), low = Sealed(3);
+  ASSERT_TRUE(index_.Publish(low, {0, 3}, {}, /*priority=*/0).ok());
+  index_.DropLive(low.get());
+  index_.Touch(low.get());
+  EXPECT_EQ(VictimId(), 3u);
+  index_.SetPinned(low.get(), true);
+  index_.SetPinned(first.get(), true);
+  EXPECT_EQ(VictimId(), 2u);
+  EXPECT_TRUE(index_.CheckInvariants().ok()) << index_.CheckInvariants();
+  index_.SetPinned(first.get(), false);
+  EXPECT_EQ(VictimId(), 1u) << "it is the older one still";
+  index_.Unpublish(low.get());  // by its name alone
+  EXPECT_FALSE(low->pinned);
+}
+
+TEST_F(IndexTest, ADeferredVictimComesAgainBehindTheOthers) {
+  for (const PolicyKind kind : kPolicies) {
+    Index index(kind);
+    std::vector<RecordPtr> records;
+    for (uint64_t id = 1; id <= 5; ++id) {
+      records.push_back(Sealed(id));
+      index_.DropLive(records.back().get());
+      ASSERT_TRUE(index.Publish(records.back(), {0, id}, {}).ok());
+    }
+    std::set<uint64_t> seen;
+    for (size_t step = 0; step < 3 * records.size(); ++step) {
+      seen.insert(index.Victim()->prefix_key[1]);
+      index.Defer(index.Victim());
+    }
+    EXPECT_EQ(seen.size(), records.size()) << PolicyName(kind);
+    EXPECT_TRUE(index.CheckInvariants().ok()) << index.CheckInvariants();
+    for (const RecordPtr& record : records) index.Unpublish(record.get());
+  }
 }
 
 TEST_F(IndexTest, AChildMayComeBeforeItsParent) {

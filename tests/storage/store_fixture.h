@@ -22,7 +22,7 @@ using Writers = std::vector<std::unique_ptr<ChunkWriter>>;
 
 // The byte that layer `layer` of chunk `seed` has at offset `at`.
 inline uint8_t ByteAt(uint64_t seed, int layer, uint64_t at) {
-  return static_cast<uint8_t>(seed * 0x9e3779b97f4a7c15 >> 56 ^ layer * 59 ^ at * 7 ^ at >> 8);
+  return static_cast<uint8_t>(seed * 0x9e3779b97f4a7c15 >> 56 ^ static_cast<uint64_t>(layer) * 59 ^ at * 7 ^ at >> 8);
 }
 
 // Bytes of budget that hold exactly `count` chunks of the spec's group 0, and sessions and leases beside them.
@@ -42,8 +42,9 @@ class StoreFixture : public testing::Test {
     ASSERT_TRUE(opened.ok()) << opened.status();
     store_ = *std::move(opened);
   }
-  void OpenFor(const NamespaceSpec& spec, uint64_t chunks) {
+  void OpenFor(const NamespaceSpec& spec, uint64_t chunks, PolicyKind policy = PolicyKind::kS3Fifo) {
     StoreOptions options;
+    options.policy = policy;
     options.memory_bytes = BudgetFor(spec, chunks);
     Open(options);
   }

@@ -284,7 +284,7 @@ TEST_F(StoreLife, WhatAnotherTenantOwnsDoesNotExist) {
 }
 
 TEST_F(StoreLife, ReserveChecksWhatItIsAsked) {
-  const auto reserve = [&](ReserveOptions options) {
+  const auto reserve = [&](const ReserveOptions& options) {
     absl::Status status;
     store_->Reserve(session_, ns_, options, [&](absl::StatusOr<Writers> writers) { status = writers.status(); });
     return status;
@@ -421,6 +421,77 @@ TEST_F(StoreLife, EverythingReleasedIsEverythingFree) {
   store_->EndSession(session_);
   writers->clear();
   ExpectEmpty();
+}
+
+class StoreExpiry : public StoreFixture {
+ protected:
+  void SetUp() override {
+    OpenFor(BigSpec(), 8);
+    session_ = Session();
+    ns_ = Namespace(session_, BigSpec());
+  }
+  ChunkKey PublishedFor(uint64_t id, absl::Duration ttl, uint64_t parent = 0) {
+    const ChunkKey live = Live(session_, ns_, id);
+    PublishOptions options{Prefix(ns_, id).id, parent == 0 ? Id128{} : Prefix(ns_, parent).id};
+    options.ttl = ttl;
+    const absl::Status status = store_->Publish(session_, live, options);
+    EXPECT_TRUE(status.ok()) << status;
+    store_->Release(session_, {live});
+    return Prefix(ns_, id);
+  }
+
+  SessionId session_ = 0;
+  NamespaceId ns_{};
+};
+
+TEST_F(StoreExpiry, NamesGoInTheirTime) {
+  PublishedFor(1, absl::Minutes(10));
+  PublishedFor(2, absl::Minutes(5), 1);
+  PublishedFor(3, absl::InfiniteDuration());
+  EXPECT_EQ(Lookup(session_, {Prefix(ns_, 1), Prefix(ns_, 2)}, false), 2);
+  executor_.Advance(absl::Minutes(5));
+  EXPECT_EQ(Lookup(session_, {Prefix(ns_, 1), Prefix(ns_, 2)}, false), 1);
+  EXPECT_EQ(store_->Stats().expirations, 1u);
+  EXPECT_EQ(store_->Stats().chunks_published, 2u);
+  executor_.Advance(absl::Hours(1000));
+  EXPECT_EQ(store_->Stats().chunks_published, 1u);
+  EXPECT_TRUE(Has(session_, Prefix(ns_, 3), 3));
+}
+
+TEST_F(StoreExpiry, ALeaseOutlivesTheName) {
+  const ChunkKey key = PublishedFor(1, absl::Minutes(5));
+  ASSERT_EQ(Lookup(session_, {key}, true), 1);
+  const SessionId other = Session();
+  executor_.Advance(absl::Minutes(5));
+  EXPECT_TRUE(Has(session_, key, 1));
+  EXPECT_FALSE(Has(other, key, 1));
+  store_->Release(session_, {key});
+  EXPECT_FALSE(Has(session_, key, 1));
+  EXPECT_EQ(store_->Stats().chunks_leased, 0u);
+}
+
+// Whether the timer has run or not.
+TEST_F(StoreExpiry, AnExpiredNameIsGivenAnew) {
+  PublishedFor(1, absl::Minutes(5));
+  executor_.Set(executor_.Now() + absl::Minutes(6));
+  EXPECT_FALSE(Has(session_, Prefix(ns_, 1), 1));
+  EXPECT_EQ(store_->Erase(session_, Prefix(ns_, 1)).code(), absl::StatusCode::kNotFound);
+  PublishedFor(1, absl::InfiniteDuration());
+  executor_.Advance(absl::Hours(1000));
+  EXPECT_TRUE(Has(session_, Prefix(ns_, 1), 1));
+  EXPECT_EQ(store_->Stats().expirations, 1u);
+}
+
+TEST_F(StoreExpiry, ManyAtATime) {
+  OpenFor(SmallSpec(), 3000);
+  session_ = Session();
+  ns_ = Namespace(session_, SmallSpec());
+  for (uint64_t id = 1; id <= 1000; ++id) PublishedFor(id, absl::Minutes(1 + id % 3));
+  executor_.Advance(absl::Minutes(2));
+  EXPECT_EQ(store_->Stats().expirations, 667u);
+  executor_.Advance(absl::Minutes(1));
+  EXPECT_EQ(store_->Stats().chunks_published, 0u);
+  EXPECT_EQ(store_->Stats().memory_used_bytes, store_->Stats().metadata_bytes);
 }
 
 }  // namespace

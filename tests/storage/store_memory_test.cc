@@ -9,8 +9,8 @@ using ::testing::HasSubstr;
 class StoreMemory : public StoreFixture {
  protected:
   // A store with room for `chunks` chunks of BigSpec and nothing more.
-  void SetUpFor(uint64_t chunks) {
-    OpenFor(BigSpec(), chunks);
+  void SetUpFor(uint64_t chunks, PolicyKind policy = PolicyKind::kS3Fifo) {
+    OpenFor(BigSpec(), chunks, policy);
     session_ = Session();
     ns_ = Namespace(session_, BigSpec());
   }
@@ -56,7 +56,7 @@ TEST_F(StoreMemory, AllOrNone) {
 }
 
 TEST_F(StoreMemory, TheLeastRecentlyUsedGoesFirst) {
-  SetUpFor(4);
+  SetUpFor(4, PolicyKind::kLru);
   for (uint64_t i = 1; i <= 4; ++i) Published(session_, ns_, i);
   EXPECT_TRUE(Has(session_, Prefix(ns_, 1), 1));  // a use
   Live(session_, ns_, 10);
@@ -129,7 +129,7 @@ TEST_F(StoreMemory, B41_ATailWithoutItsHead) {
 }
 
 TEST_F(StoreMemory, AParentKeepsItsAgeWhenItsLastChildGoes) {
-  SetUpFor(4);
+  SetUpFor(4, PolicyKind::kLru);
   Published(session_, ns_, 1);
   Published(session_, ns_, 2, 1);
   Published(session_, ns_, 8);

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "tests/storage/store_fixture.h"
+#include "tests/support/seeds.h"
 
 namespace kvferry {
 namespace {
@@ -38,10 +39,10 @@ class StoreProperty : public StoreFixture, public testing::WithParamInterface<ui
   void CheckGauges(const Oracle& oracle) {
     const StoreStats stats = store_->Stats();
     uint64_t live = 0;
-    std::set<std::pair<uint64_t, uint64_t>> leased;
+    std::set<uint64_t> leased;  // seeds: a chunk may be leased under a name that was erased and under its next one
     for (const Oracle::Client& client : oracle.clients) {
       live += client.live.size();
-      for (const auto& [prefix, count] : client.leases) leased.emplace(prefix, client.lease_seed.at(prefix));
+      for (const auto& [prefix, count] : client.leases) leased.insert(client.lease_seed.at(prefix));
     }
     ASSERT_EQ(stats.chunks_live, live);
     ASSERT_EQ(stats.chunks_leased, leased.size());
@@ -145,11 +146,10 @@ void StoreProperty::Step(Oracle& oracle, std::mt19937& random) {
 }
 
 TEST_P(StoreProperty, NothingHeldIsLostAndNoByteIsWrong) {
-  const uint64_t seed = GetParam() == 0 ? std::random_device()() : GetParam();
-  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = GetParam() == 0 ? Seeds(1).first : GetParam();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
-  OpenFor(BigSpec(), 24);
+  OpenFor(BigSpec(), 24, static_cast<PolicyKind>(seed % 3));
   Oracle oracle;
   oracle.clients.resize(3);
   for (Oracle::Client& client : oracle.clients) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "absl/time/clock.h"
+
 namespace kvferry {
 namespace {
 
@@ -32,9 +34,14 @@ class FaultyWriter final : public ChunkWriter {
 
 class FaultyStream final : public FetchStream {
  public:
-  FaultyStream(FaultyTransport* transport, std::unique_ptr<FetchStream> real)
-      : transport_(transport), real_(std::move(real)) {}
+  FaultyStream(FaultyTransport* transport, std::unique_ptr<FetchStream> real, absl::Time deadline)
+      : transport_(transport), real_(std::move(real)), deadline_(deadline) {}
   absl::StatusOr<BlockView> Next() override {
+    if (transport_->stall_fetches) {
+      if (transport_->stalled_since_ns == 0) transport_->stalled_since_ns = absl::GetCurrentTimeNanos();
+      absl::SleepFor(deadline_ - absl::Now());
+      return absl::DeadlineExceededError("injected: no block by the deadline");
+    }
     if (transport_->fail_fetch_after == 0) return absl::UnavailableError("injected: the store is gone");
     if (transport_->fail_fetch_after > 0) --transport_->fail_fetch_after;
     absl::StatusOr<BlockView> view = real_->Next();
@@ -57,6 +64,7 @@ class FaultyStream final : public FetchStream {
 
   FaultyTransport* const transport_;
   const std::unique_ptr<FetchStream> real_;
+  const absl::Time deadline_;
 };
 
 }  // namespace
@@ -95,7 +103,8 @@ absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>> FaultyTransport::Reser
 
 std::unique_ptr<FetchStream> FaultyTransport::Fetch(absl::Span<const BlockKey> keys, absl::Time deadline) {
   ++fetches;
-  return std::make_unique<FaultyStream>(this, real_->Fetch(keys, deadline));
+  last_deadline_ns = absl::ToUnixNanos(deadline);
+  return std::make_unique<FaultyStream>(this, real_->Fetch(keys, deadline), deadline);
 }
 
 void FaultyTransport::Acknowledge(CommitDone done, absl::Status status) {

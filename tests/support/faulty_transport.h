@@ -25,8 +25,9 @@ class FaultyTransport final : public Transport {
   std::atomic<bool> copies{false};  // what fetch_copies() says; then fetched blocks are copies in odd pieces
   std::atomic<bool> late_acks{false};
   std::atomic<bool> hold_acks{false};
-  std::atomic<int> fail_fetch_after{-1};  // blocks until one fails UNAVAILABLE; -1: never
-  std::atomic<int> fail_reserves{0};      // how many of the next calls fail
+  std::atomic<int> fail_fetch_after{-1};   // blocks until one fails UNAVAILABLE; -1: never
+  std::atomic<bool> stall_fetches{false};  // no block comes by the deadline
+  std::atomic<int> fail_reserves{0};       // how many of the next calls fail
   std::atomic<int> fail_commits{0};
   std::atomic<uint64_t> epoch_added{0};     // as if the store had been restarted
   std::atomic<int> restarts_in_reserve{0};  // how many of the next reserves find it restarted
@@ -35,6 +36,8 @@ class FaultyTransport final : public Transport {
 
   // What was asked for.
   std::atomic<int> blocks_fetched{0}, reserves{0}, commits{0}, fetches{0};
+  std::atomic<int64_t> last_deadline_ns{0};  // of a fetch
+  std::atomic<int64_t> stalled_since_ns{0};  // when somebody first waited for a fetch that stalls
 
   const std::string& url() const override { return real_->url(); }
   uint64_t epoch() const override { return real_->epoch() + epoch_added; }

@@ -42,6 +42,12 @@ class ManualExecutor : public Executor {
     }
   }
 
+  // Moves the clock alone.
+  void Set(absl::Time now) {
+    MutexLock lock(&mu_);
+    now_ = now;
+  }
+
   size_t waiting() const {
     MutexLock lock(&mu_);
     return tasks_.size();

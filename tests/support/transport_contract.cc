@@ -21,7 +21,7 @@ TEST_P(TransportContract, OddSizesComeBackAsTheyWentIn) {
   const NamespaceId ns = Open(transport.get(), SpecOf(sizes));
   const ChunkKey chunk = PutChunk(transport.get(), ns, static_cast<int>(sizes.size()), 7);
   std::vector<BlockKey> keys;
-  for (uint16_t layer = 0; layer < sizes.size(); ++layer) keys.push_back({chunk, layer});
+  for (size_t layer = 0; layer < sizes.size(); ++layer) keys.push_back({chunk, static_cast<uint16_t>(layer)});
   auto stream = transport->Fetch(keys, Soon());
   uint64_t total = 0;
   for (size_t layer = 0; layer < sizes.size(); ++layer) {
@@ -99,7 +99,7 @@ TEST_P(TransportContract, AChunkMayBeGivenBackWhileItsCommitsAreUnderWay) {
     transport->Release({chunk}, transport->epoch());
   }
   MutexLock lock(&mu);
-  while (outcomes.size() < kRounds * kSlots) ASSERT_FALSE(changed.WaitUntil(&mu, Soon())) << outcomes.size();
+  while (outcomes.size() < size_t{kRounds} * kSlots) ASSERT_FALSE(changed.WaitUntil(&mu, Soon())) << outcomes.size();
   for (const absl::Status& status : outcomes) EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -121,6 +121,28 @@ TEST_P(TransportContract, LiveBlocksAreVisibleToTheirOwnerAlone) {
   EXPECT_TRUE(GetOne(owner.get(), second).ok());
   EXPECT_EQ(GetOne(other.get(), first).status().code(), Code::kNotFound);
   EXPECT_EQ(other->Stats().get_misses, 2u);
+}
+
+TEST_P(TransportContract, RetentionIsChecked) {
+  auto host = GetParam().open(64 * kMiB);
+  auto owner = host->Connect();
+  const NamespaceId ns = Open(owner.get(), SpecOf({5000}));
+  const ChunkKey live = PutChunk(owner.get(), ns, 1, 1);
+  PrefixName name{PrefixKey(1), {}};
+  for (const int priority : {-1, 101, 1 << 30}) {
+    name.priority = priority;
+    const absl::Status status = owner->Publish(live, name, Soon());
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(absl::StrCat("priority is ", priority)));
+  }
+  name.priority = 100;
+  for (const absl::Duration ttl : {absl::ZeroDuration(), -absl::Seconds(1), -absl::InfiniteDuration()}) {
+    name.ttl = ttl;
+    EXPECT_EQ(owner->Publish(live, name, Soon()).code(), Code::kInvalidArgument) << ttl;
+  }
+  name.ttl = absl::Hours(24 * 365 * 1000);
+  EXPECT_TRUE(owner->Publish(live, name, Soon()).ok());
+  EXPECT_EQ(owner->Lookup({{ns, PrefixKey(1), 0, 0}}, false, Soon())->chunks, 1);
 }
 
 TEST_P(TransportContract, PublishedChunksAreFoundByOthers) {

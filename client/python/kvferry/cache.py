@@ -8,28 +8,42 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
+from transformers.cache_utils import Cache, CacheLayerMixin
 
-from . import _torch, errors
+from . import errors
 from . import store as stores
-from .copies import fork_layer, held_bytes, packed, unpacked
-from .device_layers import WindowLayer, bytes_of_column, check_indexer_keys, check_state, tensors_of
-from .generation import HeldLength
+from .cache_pass import has_four_dimensions
+from .cache_states import StateMethods
+from .copies import fork_layer, held_bytes, packed, snapshot, unpacked
+from .device_layers import bytes_of, rows_of
+from .generation import HeldLength, starts_through_a_pair
 from .handles import handle_ttl
 from .layer import Ferry, OffloadedLayer
-from .layer_kinds import LayerKind, contents_of, device_class, kinds_of_config, note, read_data
+from .layer_kinds import (
+    LayerKind,
+    changes_on_device,
+    contents_of,
+    device_class,
+    holds_something,
+    kinds_of_config,
+    note,
+    read_data,
+    takes_part,
+)
+from .passes import Way
 from .sizes import parse_integer, parse_seconds, parse_size
 from .stats import CacheStats
 
 _log = logging.getLogger("kvferry")
 
-# States of OffloadedCache._updated besides a layer's index.
-_NO_MASK, _MASK_MADE = -2, -1
+_UPDATE = Way("update")
+
+_MAX_ROWS = 1 << 20  # far beyond any batch; more is an error of the caller's
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
-class OffloadedCache(DynamicCache):
+class OffloadedCache(StateMethods, DynamicCache):
     """Drop-in for transformers' DynamicCache that keeps the layers of full attention in a kvferry store.
 
         with kvferry.connect("unix:///run/kvferry/kvferry.sock") as store:
@@ -84,7 +98,14 @@ class OffloadedCache(DynamicCache):
         on_full: str = "raise",
         full_timeout: float = 10.0,
         fetch_timeout: float = 30.0,
+        **transformers_only: object,
     ):
+        if transformers_only:
+            raise TypeError(
+                f"OffloadedCache: {', '.join(transformers_only)} is no argument of it. A model that makes its"
+                " cross-attention cache anew (T5Gemma) would lose the store and the bound: give it"
+                " EncoderDecoderCache(OffloadedCache(...), DynamicCache())"
+            )
         if isinstance(ddp_cache_data, (PreTrainedConfig, torch.nn.Module, stores.Store, str)):
             raise TypeError(
                 f"OffloadedCache: the first argument is a {type(ddp_cache_data).__name__}, expected layers of (keys,"
@@ -122,7 +143,7 @@ class OffloadedCache(DynamicCache):
             model="",
         )
         self._store = store
-        self._ferry = Ferry(_torch.Cache(functools.partial(_capsule, store), **self._options))
+        self._ferry = Ferry(functools.partial(_capsule, store), self._options)
         self._learning = not kinds  # layers appear as they are updated
         self._encoder_decoder = config is not None and config.is_encoder_decoder
         self._logged: set[str] = set()  # what is logged once a cache
@@ -130,24 +151,23 @@ class OffloadedCache(DynamicCache):
         Cache.__init__(self, layers=[])
         for number, kind in enumerate(kinds or []):
             self.layers.append(kind.make(self._ferry, numbers.index(number) if kind.offloaded else -1, number))
-        for number, layer in enumerate(data or []):
-            if layer.keys is not None and layer.keys.shape[-2:-1] != (0,):
-                self.update(layer.keys, layer.values, number)
-        devices = [layer.keys.device for layer in data or [] if layer.keys is not None]
-        for number, layer in enumerate(data or []):
-            layer.finish(self.layers[number], devices[0] if devices else None)
+        if data:
+            self._begin_with(data)
 
-    def _begin(self) -> None:
-        """What is known of the forward passes of a sequence: nothing yet."""
-        self._updated = _NO_MASK  # the layer last updated in a forward pass that made a mask
-        self._pass_length: int | None = None  # tokens that every offloaded layer has after that pass
-        self._planned = 0  # tokens that there is room for beside the offloaded layers
-        self._aside = 0  # bytes of device_memory set aside for what is beside them
-        self._assumed = 0  # bytes of a token of all rows, by which the pass was planned
-        self._prompt_starts = False  # generate() was called and has not looked at the prompt yet
-        self._first_pass = True
-        # States that were updated since attention last was: one that is again shows that a pass broke off.
-        self._advanced: set[tuple] = set()
+    def _begin_with(self, data: list) -> None:
+        """Fills the empty cache with what read_data gave, and takes it for what one forward pass left."""
+        for number, layer in enumerate(data):
+            if layer.keys is not None and layer.keys.shape[-2:-1] != (0,):
+                self._append(self._layer(number), layer.keys, layer.values)
+        tokens = max(self._lengths(), default=0)
+        device = next((layer.keys.device for layer in data if layer.keys is not None), None)
+        for number, layer in enumerate(data):
+            layer.finish(self.layers[number], tokens, device)
+        self._passes.fill(self._used())
+
+    def _used(self) -> list[int]:
+        """The layers that hold something and take part in every forward pass."""
+        return [number for number, layer in enumerate(self.layers) if takes_part(layer) and holds_something(layer)]
 
     # What models and generate call.
 
@@ -160,44 +180,59 @@ class OffloadedCache(DynamicCache):
         memory. Raises kvferry.Error; a dtype or shape other than the layer's first is a MismatchError.
         """
         layer_idx = self._checked_index(layer_idx)
+        layer = self._layer(layer_idx)
+        several = len(self.layers) > 1 or self._learning or self._encoder_decoder
+        if several and self._passes.again(layer_idx, _UPDATE):
+            # Cross-attention of an encoder-decoder model: it would append the encoder's keys to the decoder's.
+            raise TypeError(
+                f"OffloadedCache: layer {layer_idx} was updated twice in one forward pass; an encoder-decoder model"
+                " needs transformers.EncoderDecoderCache(OffloadedCache(...), OffloadedCache(...)), a model of one"
+                " layer OffloadedCache(config=model.config)"
+            )
+        self._prompt_starts = False
+        with self._using(layer_idx, _UPDATE, key_states):
+            return self._append(layer, key_states, value_states, *args, **kwargs)
+
+    def _layer(self, layer_idx: int) -> object:
         while self._learning and len(self.layers) <= layer_idx:
             self._log_once(
                 "OffloadedCache: no config was given, so the layers are learnt from the first forward pass and none"
                 " leaves the device until that is over; give OffloadedCache(config=model.config)"
             )
             number = len(self.layers)
-            self.layers.append(LayerKind().make(self._ferry, number, number))
-        layer, before = self.layers[layer_idx], self._updated
-        if before == layer_idx and (len(self.layers) > 1 or self._encoder_decoder):
-            # Cross-attention of an encoder-decoder model: it would append the encoder's keys to the decoder's.
-            raise TypeError(
-                f"OffloadedCache: layer {layer_idx} was updated twice in one forward pass; an encoder-decoder model "
-                "needs transformers.EncoderDecoderCache(OffloadedCache(...), OffloadedCache(...))"
-            )
-        self._updated, self._prompt_starts = _NO_MASK, False
-        self._ferry.check()
-        offloaded = isinstance(layer, OffloadedLayer)
-        first = offloaded and not layer.is_initialized
-        try:
-            if all(isinstance(t, torch.Tensor) and t.dim() == 4 for t in (key_states, value_states)):
-                # else the layer says what is wrong
-                self._plan_pass(layer, key_states, value_states)
-                if offloaded and _NO_MASK < before < layer_idx:  # in a pass: the next one may come without a mask
-                    self._check_in_step(layer, layer_idx, key_states.shape[-2])
-            both = layer.update(key_states, value_states, *args, **kwargs)
-        except errors.Error as error:
-            self._after_error(error, layer.get_seq_length())
-            raise
-        self._advanced.clear()
+            self.layers.append(LayerKind().make(self._ferry, self._ferry.new_index(), number))
+        layer = self.layers[layer_idx]
+        if not isinstance(layer, CacheLayerMixin):
+            kind = type(layer).__name__
+            raise ValueError(f"layer_idx is {layer_idx}, a {kind}, expected a layer with keys and values")
+        return layer
+
+    def _append(
+        self, layer: object, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        first = isinstance(layer, OffloadedLayer) and not layer.is_initialized
+        if not takes_part(layer):
+            return self._append_apart(layer, key_states, value_states)
+        if has_four_dimensions(key_states) and has_four_dimensions(value_states):
+            self._plan_pass(layer, key_states, value_states)  # else the layer says what is wrong
+        both = layer.update(key_states, value_states, *args, **kwargs)
         if first and self.stats().relearned:
             self._log_once(
                 "OffloadedCache: layer %d has another shape than the first layer, or is one more than there were, so no"
                 " layer leaves the device until this forward pass is over",
-                layer_idx,
+                self.layers.index(layer),
             )
-        if _NO_MASK < before < layer_idx:
-            self._updated = layer_idx
         return both
+
+    def _append_apart(
+        self, layer: object, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        before = held_bytes(layer)
+        self._add_aside(before + bytes_of(key_states, value_states))
+        try:
+            return layer.update(key_states, value_states)
+        finally:  # what was there before is there no more
+            self._add_aside(held_bytes(layer) - 2 * before - bytes_of(key_states, value_states))
 
     def _checked_index(self, layer_idx: int) -> int:
         try:
@@ -209,154 +244,22 @@ class OffloadedCache(DynamicCache):
             raise errors.LayerIndexError(f"layer_idx is {index}, expected 0 to {most - 1}")
         return index
 
-    def _after_error(self, error: errors.Error, length: int) -> None:
-        """Windows and states do not roll back: where they are ahead of the layer that failed, which has `length`
-        tokens, the cache is torn, or empty as it was if this was its first pass and there was no room for it."""
-        beside = any(device_class(layer) not in (None, DummyLayer) for layer in self.layers)
-        if not beside or not (self._advanced or self._lengths() - {length}):
-            return
-        if self._first_pass and isinstance(error, errors.FullError):
-            self._clear("forget")
-        elif self._ferry.torn is None:
-            self._ferry.tear(error)
-
-    def _lengths(self) -> set[int]:
-        """Tokens that our layers have seen, those that are in use."""
-        kinds = (OffloadedLayer, WindowLayer)
-        return {layer.get_seq_length() for layer in self.layers if isinstance(layer, kinds)} - {0}
-
-    def _begin_pass(self) -> None:
-        """Before a forward pass: whatever broke off an earlier one between two layers, it is noticed here."""
-        if len(self._lengths()) < 2:
-            return
-        error = errors.MismatchError(
-            f"OffloadedCache: layers hold {' and '.join(map(str, sorted(self._lengths())))} tokens, expected the same"
-            " number: an earlier forward pass was interrupted"
-        )
-        self._ferry.tear(error)
-        raise error
-
-    # What is held on the device beside the offloaded layers is set aside from device_memory before it is allocated.
-
-    def _plan_pass(self, layer: object, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Before the first layer of a forward pass: makes room for all layers at once, or raises FullError."""
-        new, own = key_states.shape[-2], bytes_of_column(key_states, value_states)
-        after = layer.get_seq_length() + new
-        rows = self._rows() if isinstance(layer, WindowLayer) else 0  # the core checks its own
-        if rows and rows != key_states.shape[0]:
-            raise errors.MismatchError(
-                f"key_states has batch {key_states.shape[0]}, expected {rows} as held by the cache"
-            )
-        if after <= self._planned:
-            if isinstance(layer, WindowLayer) and layer.cumulative_length == 0 and own > self._assumed:
-                self._set_aside(self._aside + layer.room(new, own)[0] - layer.room(new, self._assumed)[0], after)
-            return
-        if all(device_class(other) in (None, DummyLayer) for other in self.layers):
-            self._planned = after
-            return  # the core plans for itself
-        self._begin_pass()
-        self._first_pass = self._planned == 0 and not self._lengths()
-        self._assumed = assumed = own
-        held = most = 0
-        for other in self.layers:
-            cls = device_class(other)
-            if cls in (None, DummyLayer):
-                continue
-            keeps, appending = cls.room(other, new, assumed) if hasattr(cls, "room") else (held_bytes(other), 0)
-            held, most = held + keeps, max(most, appending)
-        self._set_aside(held + most, after)
-        self._planned = after
-
-    def _set_aside(self, aside: int, tokens: int) -> None:
-        """Sets `aside` bytes aside instead of those before, while sequences have `tokens` tokens."""
-        self._ferry.core.make_room(tokens, aside)
-        self._aside = aside
-
-    def _held_beside(self) -> int:
-        return sum(held_bytes(layer) for layer in self.layers if device_class(layer) is not None)
-
-    def update_conv_state(
-        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs
-    ) -> torch.Tensor:
-        """As transformers': appends columns to a state of layer `layer_idx`, returns all that were kept and the new."""
-        kernel = parse_integer(kwargs.get("conv_kernel_size"), "conv_kernel_size", optional=True)
-        self._before_state(conv_states, layer_idx, "conv_states", state_idx, kernel)
-        return super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
-
-    def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs
-    ) -> torch.Tensor:
-        """As transformers': replaces a state of layer `layer_idx` and returns it."""
-        self._before_state(recurrent_states, layer_idx, "recurrent_states", state_idx)
-        return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
-
-    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
-        """As transformers': appends [batch, tokens, dim] to the indexer's keys of layer `layer_idx`, returns all."""
-        layer = self.layers[self._checked_index(layer_idx)]
-        self._ferry.check()
-        held = getattr(layer, "indexer_keys", None)
-        check_indexer_keys(indexer_key_states, held, layer_idx)
-        if held is None:  # not foreseen by the plan
-            self._add_aside(indexer_key_states.numel() * indexer_key_states.element_size())
-        return super().update_indexer(indexer_key_states, layer_idx)
-
-    def _before_state(
-        self, tensor: torch.Tensor, layer_idx: int, name: str, state_idx: int, columns: int | None = None
-    ) -> None:
-        """Checks what is appended, of which `columns` will be kept (None: all), and makes room for it."""
-        if self._learning:
-            raise ValueError("OffloadedCache: states need a config: OffloadedCache(config=model.config)")
-        layer = self.layers[self._checked_index(layer_idx)]
-        self._ferry.check()
-        check_state(layer, layer_idx, tensor, name, state_idx, self._rows())
-        if (layer_idx, name, state_idx) in self._advanced and self._lengths():
-            error = errors.MismatchError(
-                f"OffloadedCache: {name} {state_idx} of layer {layer_idx} is updated twice with no attention between:"
-                " an earlier forward pass was interrupted"
-            )
-            self._ferry.tear(error)
-            raise error
-        held = getattr(layer, name)[state_idx]
-        columns = columns if columns and not layer.record_past else tensor.shape[-1]
-        new = tensor.numel() // tensor.shape[-1] * columns * tensor.element_size()
-        if held is None:  # not foreseen by the plan
-            self._add_aside(new)
-        elif layer.record_past:
-            self._add_aside(max(0, self._held_beside() + held.nbytes + new - self._aside))
-        self._advanced.add((layer_idx, name, state_idx))
-
-    def _add_aside(self, new: int) -> None:
-        try:
-            self._set_aside(self._aside + new, self._planned)
-        except errors.Error as error:
-            self._after_error(error, self._planned)
-            raise
-
     def _log_once(self, message: str, *arguments: object) -> None:
         if message not in self._logged:
             self._logged.add(message)
             _log.warning(message, *arguments)
 
-    def _check_in_step(self, layer: OffloadedLayer, layer_idx: int, tokens: int) -> None:
-        """Refuses to go on with layers of unlike lengths: what interrupted an earlier pass may not have been ours."""
-        held = layer.get_seq_length()
-        if self._pass_length is None:
-            self._pass_length = held + tokens
-        elif held + tokens != self._pass_length:
-            error = errors.MismatchError(
-                f"OffloadedCache: layer {layer_idx} holds {held} tokens, expected {self._pass_length - tokens} as the"
-                " layers before it: an earlier forward pass was interrupted"
-            )
-            self._ferry.tear(error)
-            raise error
-
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        self._updated, self._pass_length, self._prompt_starts = _MASK_MADE, None, False
+        self._passes.look(mask=True)
+        self._prompt_starts = False
         return super().get_mask_sizes(query_length, layer_idx)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens that the layer has seen. Local, never a call to the store."""
+        self._passes.look(mask=False)
         length = super().get_seq_length(layer_idx)
+        if length and starts_through_a_pair():
+            self._prompt_starts = True
         if not self._prompt_starts or length == 0:
             return length
         held = HeldLength(length)
@@ -371,6 +274,16 @@ class OffloadedCache(DynamicCache):
     @_is_user_defined.setter
     def _is_user_defined(self, value: bool) -> None:
         self._user_defined = self._prompt_starts = value
+
+    def activate_past_recording(self) -> None:
+        """As transformers': windows and convolutions keep what crop may need to go back to."""
+        if self._prompt_starts and self._used():
+            raise errors.MismatchError(
+                f"the cache holds {max(self._lengths(), default='some')} tokens, and assisted generation and prompt"
+                " lookup feed the whole prompt, behind what is held",
+                hint="Give them an empty cache (cache.reset()), or generate without an assistant.",
+            )
+        super().activate_past_recording()
 
     def _take_prompt(self) -> bool:
         """True once for each generate(), before its first forward pass."""
@@ -401,7 +314,8 @@ class OffloadedCache(DynamicCache):
                 f"OffloadedCache.crop: tokens_to_remove is {-n}, expected 0 or a negative number: crop(-n) removes the"
                 " last n tokens"
             )
-        lengths = [layer.get_seq_length() for layer in self.layers if isinstance(layer, CacheLayerMixin)]
+        attend = (layer for layer in self.layers if isinstance(layer, CacheLayerMixin) and takes_part(layer))
+        lengths = [layer.get_seq_length() for layer in attend]
         if n > 0 and lengths and n >= max(lengths):
             self._ferry.check()
             self._clear("emptied")
@@ -416,6 +330,7 @@ class OffloadedCache(DynamicCache):
                 f"OffloadedCache.reorder_cache: beam_idx is {got}, expected a tensor [batch] of row numbers"
             )
         rows = self._checked_rows(beam_idx.tolist())
+        beam_idx = beam_idx.to(torch.int64)  # which is what torch selects by
         self._change("reorder_cache", beam_idx, core=lambda: self._ferry.select_rows(rows))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -423,6 +338,11 @@ class OffloadedCache(DynamicCache):
         repeats = _integer(repeats, "OffloadedCache.batch_repeat_interleave: repeats")
         if repeats < 1:
             raise ValueError(f"OffloadedCache.batch_repeat_interleave: repeats is {repeats}, expected 1 or more")
+        if repeats * self._rows() > _MAX_ROWS:
+            raise errors.MismatchError(
+                f"OffloadedCache.batch_repeat_interleave: repeats is {repeats}, expected at most"
+                f" {_MAX_ROWS // self._rows()}, which makes {_MAX_ROWS} rows"
+            )
         rows = [row for row in range(self._rows()) for _ in range(repeats)]
         self._change("batch_repeat_interleave", repeats, core=lambda: self._ferry.select_rows(rows), growth=repeats)
 
@@ -458,33 +378,32 @@ class OffloadedCache(DynamicCache):
         """The batch held; 0 if nothing is."""
         if self._ferry.core.batch:
             return self._ferry.core.batch
-        tensors = (t for layer in self.layers if device_class(layer) is not None for t in tensors_of(layer))
-        return next((tensor.shape[0] for tensor in tensors if tensor.dim() > 1), 0)
+        return next((rows for rows in map(rows_of, self.layers) if rows), 0)
 
     def _change(self, method: str, argument: object, core, growth: float = 1) -> None:
-        self._ferry.check()
+        self._settle()
         self._prompt_starts = False
-        layers = [(layer, device_class(layer)) for layer in self.layers]
-        layers = [(layer, cls) for layer, cls in layers if cls is not None]
-        for number, layer in enumerate(self.layers):
-            if device_class(layer) is not None and not hasattr(device_class(layer), method):
-                kind = type(layer).__name__
+        layers = [layer for layer in self.layers if changes_on_device(layer)]
+        for layer in layers:
+            if not hasattr(device_class(layer), method):
+                kind, number = type(layer).__name__, self.layers.index(layer)
                 raise NotImplementedError(f"OffloadedCache.{method}: layer {number} is a {kind}, which has no {method}")
         held = self._held_beside()
+        aside = self._aside
         if held:  # until all have changed, what they were is held beside what they become
-            self._set_aside(max(self._aside, held + int(held * max(growth, 1))), self._planned)
-        before = [(layer, {k: _shallow(v) for k, v in vars(layer).items()}) for layer, _ in layers]
+            self._set_aside(max(aside, held + int(held * max(growth, 1))), self._planned)
+        before = [snapshot(layer) for layer in layers]
         try:
-            for layer, cls in layers:
-                if cls is not type(layer) or hasattr(cls, "held_bytes") or getattr(layer, "is_initialized", True):
-                    getattr(cls, method)(layer, argument)
+            for layer in layers:
+                getattr(device_class(layer), method)(layer, argument)
             core()
         except BaseException as error:
-            for layer, attributes in before:
-                vars(layer).clear()
-                vars(layer).update(attributes)
             if not isinstance(error, Exception):  # an interrupt may have come when the core had changed already
                 self._ferry.tear(errors.MismatchError(f"OffloadedCache.{method} was interrupted"))
+            for restore in before:
+                restore()
+            if held:
+                self._set_aside(aside, self._planned)
             raise
         del before
         if held:
@@ -495,22 +414,18 @@ class OffloadedCache(DynamicCache):
         """Empties the cache and releases its blocks. Mends a cache in which a forward pass broke off."""
         self._clear("forget")
 
-    def _clear(self, method: str) -> None:
-        for layer in self.layers:
-            getattr(layer, method, layer.reset)()
-        self._ferry.reset()
-        self._begin()
-
     # Copies and contents.
 
     def __deepcopy__(self, memo: dict) -> "OffloadedCache":
         """A cache of its own with the same contents: blocks in the store are shared, no byte is sent."""
+        self._settle()
         fork = type(self).__new__(type(self))
         memo[id(self)] = fork
-        ferry = self._ferry.fork()
+        options = copy.deepcopy(self._options)
+        ferry = self._ferry.fork(options)
         for name, value in self.__dict__.items():
-            if name == "_ferry":
-                fork._ferry = ferry
+            if name in ("_ferry", "_options"):
+                setattr(fork, name, ferry if name == "_ferry" else options)
             elif name == "_store":
                 fork._store = value  # a connection: shared, not copied
             elif name == "layers":
@@ -534,7 +449,8 @@ class OffloadedCache(DynamicCache):
                 f"OffloadedCache: layers hold {sorted(self._lengths())} tokens, expected the same number: pickle it"
                 " between forward passes"
             )
-        state = {k: v for k, v in self.__dict__.items() if k not in ("_ferry", "_store", "layers")}
+        self._settle()
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_ferry", "_store", "_passes", "layers")}
         shared = self._ferry.share(handle_ttl())
         return _unpickle, (type(self), state, [packed(layer, shared is None) for layer in self.layers], shared)
 
@@ -543,14 +459,18 @@ class OffloadedCache(DynamicCache):
         None where attention is full. A layer without keys gives None for both. A cache that is made of such
         iterators, type(cache)(map(gather, zip(*caches))), has true lengths and the states too; one that is made of a
         list of them has what the list holds."""
-        self._ferry.check()
+        self._settle()
         for number, layer in enumerate(self.layers):
             keys, values = contents_of(layer)
             note(number, layer, keys)
             yield keys, values, getattr(layer, "_sliding_window_tensor", None)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.layers)} layers, {max(self._lengths(), default=0)} tokens)"
+        try:
+            tokens = f"{max(self._lengths(), default=0)} tokens"
+        except errors.Error:
+            tokens = "of another process"
+        return f"{type(self).__name__}({len(self.layers)} layers, {tokens})"
 
     # What is ours alone.
 
@@ -575,21 +495,19 @@ def _integer(value: object, name: str) -> int:
         raise TypeError(f"{name} is a {type(value).__name__} ({value!r}), expected an int") from None
 
 
-def _shallow(value: object) -> object:
-    return dict(value) if isinstance(value, dict) else value
-
-
 def _unpickle(cls: type, state: dict, layers: list, shared: dict | None) -> OffloadedCache:
     store = None if shared is None else stores.store_at(shared["url"])
     cache = cls.__new__(cls)
     cache.__dict__.update(state, _store=store, layers=[])
     cache._begin()
-    cache._ferry = Ferry(_torch.Cache(functools.partial(_capsule, store), **state["_options"]))
+    cache._ferry = Ferry(functools.partial(_capsule, store), cache._options)
     if shared is not None:
         cache._ferry.core.adopt(shared)
     cache.layers.extend(unpacked(entry, cache._ferry) for entry in layers)
-    for number, entry in enumerate(layers):
-        if isinstance(entry, tuple) and entry[3][0] is not None:
-            cache.update(*entry[3], number)
+    # What is beside the offloaded layers is here already, so that nothing is to be planned for.
     cache._set_aside(cache._held_beside(), 0)
+    for layer, entry in zip(cache.layers, layers):
+        if isinstance(entry, tuple) and layer._empty is None and entry[3][0] is not None:
+            layer.update(*entry[3])
+    cache._passes.fill(cache._used())
     return cache

@@ -1,6 +1,7 @@
-"""Layers of an OffloadedCache on their way into another cache."""
+"""Layers of an OffloadedCache on their way into another cache, and back to what they were."""
 
 import copy
+from collections.abc import Callable
 
 import torch
 
@@ -13,6 +14,24 @@ def held_bytes(layer: object) -> int:
     """Memory that a layer's tensors take on the device."""
     cls = device_class(layer)
     return cls.held_bytes(layer) if hasattr(cls, "held_bytes") else bytes_of(*tensors_of(layer))
+
+
+def snapshot(layer: object) -> Callable[[], None]:
+    """What makes a layer what it is now again: its attributes, not the contents of its tensors."""
+    before = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(layer).items()}
+
+    def restore() -> None:
+        vars(layer).clear()
+        vars(layer).update(before)
+
+    return restore
+
+
+def contents_mark(layer: object) -> list[object]:
+    """What differs once something was appended to the layer or changed in it."""
+    tensors = tensors_of(layer)
+    mark: list[object] = [(id(tensor), None if tensor.is_inference() else tensor._version) for tensor in tensors]
+    return mark + [layer.get_seq_length()] if hasattr(layer, "get_seq_length") else mark
 
 
 def _device_state(layer: object) -> dict[str, object]:

@@ -7,7 +7,12 @@ Shapes: B rows, H heads, S tokens, D dim. Methods that the cache calls on every 
 """
 
 import torch
-from transformers.cache_utils import DynamicIndexedLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
+from transformers.cache_utils import (
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+)
 
 from . import _torch, errors
 from .layer import Ferry, OffloadedLayer
@@ -40,34 +45,66 @@ def tensors_of(layer: object) -> list[torch.Tensor]:
     return found
 
 
-def check_state(layer: object, layer_idx: int, tensor: object, name: str, state_idx: int, rows: int) -> None:
-    """Refuses by name what layer `layer_idx` cannot take as its `name`; `rows` are held by the cache, 0: none."""
+def rows_of(layer: object) -> int:
+    """The batch that a layer holds on the device; 0 if it holds nothing, or nothing of which that is known."""
+    own = vars(layer)
+    held = [own.get("keys"), own.get("indexer_keys")]
+    for name in ("conv_states", "recurrent_states"):
+        held += own.get(name, {}).values()
+    return next((tensor.shape[0] for tensor in held if isinstance(tensor, torch.Tensor) and tensor.dim() > 1), 0)
+
+
+def check_state(layer_idx: int, tensor: object, name: str, held: torch.Tensor | None, rows: int) -> None:
+    """Refuses by name what cannot take the place of, or follow, the state `held` of layer `layer_idx`. `rows` are held
+    by the cache, 0: none."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}, expected a torch.Tensor")
+    _check_dense(tensor, name, layer_idx)
     if tensor.dim() < 2 or tensor.numel() == 0:
         raise errors.MismatchError(f"{name} has shape {list(tensor.shape)}, expected [batch, ...], at least 1 of each")
-    states = getattr(layer, name, None)
-    if states is None:
-        kind = type(layer).__name__
-        raise ValueError(f"layer_idx is {layer_idx}, a {kind}, expected a layer of linear attention for {name}")
-    if state_idx not in states:
-        raise errors.LayerIndexError(f"state_idx is {state_idx}, expected one of {list(states)}")
-    if rows and rows != tensor.shape[0]:
-        raise errors.MismatchError(f"{name} has batch {tensor.shape[0]}, expected {rows} as held by the cache")
-
-
-def check_indexer_keys(indexer_key_states: object, held: torch.Tensor | None, layer_idx: int) -> None:
-    """Refuses by name what cannot follow the indexer's keys `held` by layer `layer_idx`."""
-    if not isinstance(indexer_key_states, torch.Tensor) or indexer_key_states.dim() != 3:
-        got = getattr(indexer_key_states, "shape", type(indexer_key_states).__name__)
-        raise errors.MismatchError(f"indexer_key_states is {got}, expected a tensor [batch, tokens, dim]")
-    if held is not None and (held.shape[0], held.shape[2]) != (
-        indexer_key_states.shape[0],
-        indexer_key_states.shape[2],
-    ):
+    _check_rows(tensor, name, layer_idx, rows)
+    if held is not None and (held.device, held.is_floating_point()) != (tensor.device, tensor.is_floating_point()):
         raise errors.MismatchError(
-            f"indexer_key_states has shape {list(indexer_key_states.shape)}, expected [{held.shape[0]}, tokens,"
-            f" {held.shape[2]}] as held by layer {layer_idx}"
+            f"{name} of layer {layer_idx} is {tensor.dtype} on {tensor.device}, expected {held.dtype} on {held.device}"
+            " as held by the cache"
+        )
+
+
+def check_indexer_keys(tensor: object, held: torch.Tensor | None, layer_idx: int, rows: int) -> None:
+    """Refuses by name what cannot follow the indexer's keys `held` by layer `layer_idx`. `rows`: as check_state."""
+    name = "indexer_key_states"
+    if not isinstance(tensor, torch.Tensor) or tensor.is_nested or tensor.dim() != 3 or tensor.numel() == 0:
+        nested = not isinstance(tensor, torch.Tensor) or tensor.is_nested
+        got = type(tensor).__name__ if nested else list(tensor.shape)
+        raise errors.MismatchError(f"{name} is {got}, expected a tensor [batch, tokens, dim], at least 1 of each")
+    _check_dense(tensor, name, layer_idx)
+    _check_rows(tensor, name, layer_idx, rows)
+    if held is None:
+        return
+    if held.shape[2] != tensor.shape[2]:
+        raise errors.MismatchError(
+            f"{name} has shape {list(tensor.shape)}, expected [{held.shape[0]}, tokens, {held.shape[2]}] as held by"
+            f" layer {layer_idx}"
+        )
+    if (held.dtype, held.device) != (tensor.dtype, tensor.device):
+        raise errors.MismatchError(
+            f"{name} of layer {layer_idx} is {tensor.dtype} on {tensor.device}, expected {held.dtype} on {held.device}"
+            " as held by the cache"
+        )
+
+
+def _check_rows(tensor: torch.Tensor, name: str, layer_idx: int, rows: int) -> None:
+    if rows and rows != tensor.shape[0]:
+        raise errors.MismatchError(
+            f"{name} of layer {layer_idx} has batch {tensor.shape[0]}, expected {rows} as held by the cache"
+        )
+
+
+def _check_dense(tensor: torch.Tensor, name: str, layer_idx: int) -> None:
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+        kind = "nested" if tensor.is_nested else tensor.layout
+        raise errors.MismatchError(
+            f"{name} of layer {layer_idx} is {kind} on {tensor.device}, expected a dense tensor with data"
         )
 
 
@@ -99,11 +136,10 @@ class WindowLayer(DynamicSlidingWindowLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new, visible = key_states.shape[-2], self.sliding_window - 1 + key_states.shape[-2]
-        full = (
-            (key_states, value_states)
-            if empty
-            else tuple(torch.cat(pair, dim=-2) for pair in zip(first, (key_states, value_states)))
-        )
+        if empty:  # contiguous as those of transformers: the products of others may differ in the last bit
+            full = (key_states.contiguous(), value_states.contiguous())
+        else:
+            full = tuple(torch.cat(pair, dim=-2) for pair in zip(first, (key_states, value_states)))
         self.keys, self.values = (self._kept(tensor, fresh=not empty) for tensor in full)
         self.cumulative_length += new
         return tuple(tensor[:, :, -visible:] for tensor in full)
@@ -122,8 +158,7 @@ class WindowLayer(DynamicSlidingWindowLayer):
         if held or self.cumulative_length:
             column_bytes = bytes_of_column(self.keys, self.values)
         keep = held + new if self.record_past else min(held + new, self.sliding_window - 1)
-        appending = held + new if self.cumulative_length else 0  # the first tokens are returned as they came
-        return (keep + keep // 4) * column_bytes, appending * column_bytes
+        return (keep + keep // 4) * column_bytes, (held + new) * column_bytes
 
     def held_bytes(self) -> int:
         """Memory held now."""
@@ -157,7 +192,28 @@ class WindowLayer(DynamicSlidingWindowLayer):
 
     def emptied(self) -> None:
         """The cache is cropped to nothing: keys and values are tensors without tokens then."""
-        self.crop(-self.cumulative_length)
+        WindowLayer.crop(self, -self.cumulative_length)
+
+
+class CrossLayer(DynamicLayer):
+    """Cross-attention between a decoder's own layers (Mllama): the keys of an image, which come once, are as long as
+    that is, and are not cropped with the tokens."""
+
+    def __init__(self, number: int = 0, **kwargs):
+        super().__init__()
+        self.number = number
+
+    def held_bytes(self) -> int:
+        """Memory held now."""
+        return bytes_of(self.keys, self.values)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Nothing: what is removed are tokens."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.keys = self.values = None
+        self.is_initialized = False
 
 
 class StateLayer(LinearAttentionLayer):
@@ -204,7 +260,7 @@ class StateLayer(LinearAttentionLayer):
         held = StateLayer.held_bytes(self)
         if not self.record_past:
             return held, 0
-        columns = [state for state in self.conv_states.values() if state is not None]
+        columns = [state for state in self.conv_states.values() if state is not None and state.shape[-1]]
         grown = [state.nbytes * (state.shape[-1] + new) // state.shape[-1] for state in columns]
         return held + sum(grown) - sum(state.nbytes for state in columns), max(grown, default=0)
 
@@ -238,8 +294,11 @@ class StateLayer(LinearAttentionLayer):
                 " crop(0)",
                 hint="Keep a copy.deepcopy(cache) to go back to, or call cache.reset(). Nothing was changed.",
             )
+        if n > 0 and self._held_from_the_first(n):
+            StateLayer.emptied(self)
+            return
         for index, state in self.conv_states.items():
-            if state is None:
+            if state is None or not self.has_previous_state[index]:
                 continue
             kernel, held = self.conv_kernel_size[index], state.shape[-1]
             if n > 0 and (held < n or held - n < kernel and not self._all_recorded.get(index)):
@@ -252,11 +311,18 @@ class StateLayer(LinearAttentionLayer):
                 self.conv_states[index] = state[..., max(held - n - kernel, 0) : held - n].clone()
                 self._all_recorded[index] = self._all_recorded.get(index, False) and held - n <= kernel
 
+    def _held_from_the_first(self, tokens: int) -> bool:
+        """Whether the convolutions hold every column there was, and no more than `tokens`."""
+        states = {index: state for index, state in self.conv_states.items() if state is not None}
+        return bool(states) and all(self._all_recorded.get(i) and s.shape[-1] <= tokens for i, s in states.items())
+
     def emptied(self) -> None:
-        """The cache is cropped to nothing; the past goes on being recorded."""
+        """The cache is cropped to nothing: convolutions have no columns then. The past goes on being recorded."""
         recording = self.record_past
-        self.reset()
+        columns = {i: state[..., :0].clone() for i, state in self.conv_states.items() if state is not None}
+        StateLayer.reset(self)
         self.record_past = recording
+        self.conv_states.update(columns)
 
     def reset(self) -> None:
         number = self.number
@@ -313,10 +379,7 @@ class WindowStateLayer(StateLayer, WindowLayer):
         self._both("reset")
 
     def emptied(self) -> None:
-        recording = self.record_past
-        StateLayer.reset(self)
-        self.record_past = recording
-        WindowLayer.emptied(self)
+        self._both("emptied")
 
     def offload(self) -> None:
         """Nothing: the layer stays on the device."""
@@ -386,6 +449,12 @@ class Indexer:
         if tokens_to_remove and self.indexer_position_ids is not None:
             self.indexer_position_ids = self.indexer_position_ids[..., :tokens_to_remove]
 
+    def emptied(self) -> None:
+        """The cache is cropped to nothing: the keys are a tensor without tokens then."""
+        keys = self.indexer_keys
+        Indexer.__init__(self)
+        self.indexer_keys = keys if keys is None else keys[:, :0].clone()
+
     def reset(self) -> None:
         Indexer.__init__(self)
 
@@ -398,3 +467,24 @@ class OffloadedIndexedLayer(OffloadedLayer, Indexer):
     def __init__(self, ferry: Ferry, index: int, **kwargs):
         Indexer.__init__(self)
         OffloadedLayer.__init__(self, ferry, index)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        indexed = 0 if self.indexer_keys is None else self.indexer_keys.shape[1]
+        if indexed:
+            self._check_tokens("key_states", key_states, -2, indexed - self.get_seq_length(), "the indexer")
+        return super().update(key_states, value_states, *args, **kwargs)
+
+    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
+        indexed = 0 if self.indexer_keys is None else self.indexer_keys.shape[1]
+        due = self.get_seq_length() - indexed
+        self._check_tokens("indexer_key_states", indexer_key_states, 1, due, "the keys")
+        return Indexer.update_indexer(self, indexer_key_states)
+
+    def _check_tokens(self, name: str, tensor: torch.Tensor, dimension: int, due: int, other: str) -> None:
+        """Of keys and indexer one is updated first; the other must follow with as many tokens, `due`."""
+        if due > 0 and isinstance(tensor, torch.Tensor) and tensor.dim() > 2 and tensor.shape[dimension] != due:
+            raise errors.MismatchError(
+                f"{name} has {tensor.shape[dimension]} tokens, expected {due}, by which {other} of the layer are ahead"
+            )

@@ -3,16 +3,18 @@
 import sys
 
 import torch
-from transformers import Cache
+from transformers import Cache, EncoderDecoderCache
 
 from . import errors
+
+_LENGTH_OF_A_PAIR = EncoderDecoderCache.get_seq_length.__code__
 
 
 def attention_mask(cache: Cache, mask: torch.Tensor | None, new: int | torch.Tensor) -> torch.Tensor:
     """The mask for a forward pass: [batch, held + new], 1 where a token is attended to and 0 where it is padding.
 
         mask = kvferry.attention_mask(cache, mask, ids)
-        model(ids, attention_mask=mask, position_ids=kvferry.position_ids(mask, ids), cache=cache)
+        model(ids, attention_mask=mask, position_ids=kvferry.position_ids(cache, mask, ids), cache=cache)
 
     Args:
         cache: Any cache of transformers. `held` is its get_seq_length().
@@ -23,14 +25,12 @@ def attention_mask(cache: Cache, mask: torch.Tensor | None, new: int | torch.Ten
     A mask of another length is a MismatchError that says both numbers: models take what there is of a mask that is too
     short, and their logits are wrong without a word.
     """
-    if not isinstance(cache, Cache):
-        raise TypeError(f"cache is a {type(cache).__name__}, expected a cache of transformers")
-    held, tokens = int(cache.get_seq_length()), _count(new)
+    held, tokens = _held(cache), _count(new)
     if mask is None:
         if not isinstance(new, torch.Tensor):
             raise errors.MismatchError("mask is None and new is a number, expected one of the two to tell the batch")
         return torch.ones(new.shape[0], held + tokens, dtype=torch.long, device=new.device)
-    _check_mask(mask, new)
+    _check_mask(cache, mask, new)
     if mask.shape[1] == held + tokens:
         return mask
     if mask.shape[1] != held:
@@ -40,25 +40,36 @@ def attention_mask(cache: Cache, mask: torch.Tensor | None, new: int | torch.Ten
     return torch.cat([mask, mask.new_ones(mask.shape[0], tokens)], dim=1)
 
 
-def position_ids(mask: torch.Tensor, new: int | torch.Tensor) -> torch.Tensor:
-    """Positions [batch, new] of the new tokens, the last columns of `mask`: padding does not count, and is at 0."""
-    _check_mask(mask, new)
-    tokens = _count(new)
-    if mask.shape[1] < tokens:
-        raise errors.MismatchError(
-            f"mask has {mask.shape[1]} columns, expected at least {tokens} as there are new tokens"
-        )
+def position_ids(cache: Cache, mask: torch.Tensor, new: int | torch.Tensor) -> torch.Tensor:
+    """Positions [batch, new] of the new tokens, the last columns of `mask` [batch, held + new], as attention_mask gives
+    it: padding does not count, and is at 0. A mask of another length is a MismatchError."""
+    held, tokens = _held(cache), _count(new)
+    _check_mask(cache, mask, new)
+    if mask.shape[1] != held + tokens:
+        raise errors.MismatchError(f"mask has {mask.shape[1]} columns, expected {held + tokens} (tokens held and new)")
     positions = (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
-    return positions[:, mask.shape[1] - tokens :]
+    return positions[:, held:]
 
 
-def _check_mask(mask: torch.Tensor, new: int | torch.Tensor) -> None:
+def _held(cache: Cache) -> int:
+    if not isinstance(cache, Cache):
+        raise TypeError(f"cache is a {type(cache).__name__}, expected a cache of transformers")
+    return int(cache.get_seq_length())
+
+
+def _check_mask(cache: Cache, mask: torch.Tensor, new: int | torch.Tensor) -> None:
     if not isinstance(mask, torch.Tensor):
         raise TypeError(f"mask is a {type(mask).__name__}, expected a tensor [batch, tokens]")
     if mask.dim() != 2:
         raise errors.MismatchError(f"mask has shape {list(mask.shape)}, expected [batch, tokens]")
-    if isinstance(new, torch.Tensor) and new.shape[0] != mask.shape[0]:
-        raise errors.MismatchError(f"mask has {mask.shape[0]} rows, expected {new.shape[0]} as the new tokens")
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise errors.MismatchError(f"mask has values from {mask.min()} to {mask.max()}, expected 0 and 1 alone")
+    rows = new.shape[0] if isinstance(new, torch.Tensor) else mask.shape[0]
+    if rows != mask.shape[0]:
+        raise errors.MismatchError(f"mask has {mask.shape[0]} rows, expected {rows} as the new tokens")
+    held = cache._rows() if hasattr(cache, "_rows") else 0  # of ours
+    if held and held != mask.shape[0]:
+        raise errors.MismatchError(f"mask has {mask.shape[0]} rows, expected {held} as held by the cache")
 
 
 def _count(new: int | torch.Tensor) -> int:
@@ -71,6 +82,19 @@ def _count(new: int | torch.Tensor) -> int:
     if new < 1:
         raise errors.MismatchError(f"new is {new}, expected 1 token or more")
     return new
+
+
+def starts_through_a_pair() -> bool:
+    """Whether the caller's caller is an EncoderDecoderCache that generate() asks for its length, before its first
+    forward pass. It tells such a cache alone, and not the one for the decoder in it, that it was given by the user."""
+    pair = sys._getframe(2)
+    generate = pair.f_back
+    return (
+        pair.f_code is _LENGTH_OF_A_PAIR
+        and generate is not None
+        and generate.f_code.co_name == "_prefill"
+        and generate.f_locals.get("is_first_iteration", False)
+    )
 
 
 class HeldLength(int):

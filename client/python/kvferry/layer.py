@@ -1,6 +1,8 @@
 """One full-attention layer of an OffloadedCache, and the C++ cache that all of them share."""
 
+import copy
 import threading
+from collections.abc import Callable
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -17,15 +19,27 @@ class Ferry:
     Threads: calls of several threads follow one another; none holds the GIL while it waits or copies.
     """
 
-    def __init__(self, core: "_torch.Cache", torn: errors.Error | None = None):
-        self.core = core
-        self.torn = torn  # the error that left some layers longer than others
+    def __init__(self, provider: Callable, options: dict, core: "_torch.Cache | None" = None):
+        self._provider = provider  # of the store's transport
+        self.options = options  # of the core, which the cache owns
+        self.core = _torch.Cache(provider, **options) if core is None else core
+        self.torn: errors.Error | None = None  # what left some layers longer than others
         # Keys or values that somebody has taken and still holds: (layer, side, tensor) of what was built beside them.
         self._beside = WeakTensorKeyDictionary()
         self._beside_lock = threading.Lock()
         self._changes = 0
+        self._indices = options["layers"] or 0  # given to layers so far
         # Keys and values of layers of which one was assigned and does not fit the other yet.
         self.assigned: dict[int, list[torch.Tensor]] = {}
+
+    def new_index(self) -> int:
+        """For one more offloaded layer. REQUIRES: the cache is empty, if it knows its layers."""
+        self._indices += 1
+        if self.options["layers"] is not None:
+            self.options["layers"] += 1
+            self.options["layer_numbers"].append(max(self.options["layer_numbers"], default=-1) + 1)
+            self.core = _torch.Cache(self._provider, **self.options)
+        return self._indices - 1
 
     def check_torn(self) -> None:
         """Raises what broke off a forward pass, as long as the layers are out of step."""
@@ -34,7 +48,8 @@ class Ferry:
             raise _with_hint(error, _TORN_HINT)
 
     def check(self) -> None:
-        """As check_torn; and half of a layer may not have been assigned without the other."""
+        """As check_torn; half of a layer may not have been assigned without the other; and the core may be used."""
+        self.core.check()
         self.check_torn()
         for keys, values in self.assigned.values():
             raise errors.MismatchError(
@@ -114,10 +129,10 @@ class Ferry:
         """Takes note that `error` left the layers out of step."""
         self.torn = _with_hint(error, _TORN_HINT)
 
-    def fork(self) -> "Ferry":
-        """A ferry of its own with the same contents; no byte moves."""
+    def fork(self, options: dict) -> "Ferry":
+        """A ferry of its own with the same contents; no byte moves. `options`: a copy of this one's."""
         self.check()
-        return Ferry(self.core.fork())
+        return Ferry(self._provider, options, self.core.fork())
 
     def share(self, ttl: float | None) -> dict | None:
         """What another process adopts to have the same contents, for `ttl` seconds; None without a `ttl` and where
@@ -191,6 +206,18 @@ class OffloadedLayer(CacheLayerMixin):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.get_seq_length()} tokens)"
 
+    def __deepcopy__(self, memo: dict) -> "OffloadedLayer":
+        """Another layer of the same cache, for models that append such (Dory): as long as this one holds nothing."""
+        if self.is_initialized or self._empty is not None:
+            raise NotImplementedError(
+                f"{type(self).__name__}.__deepcopy__: the layer holds {self.get_seq_length()} tokens, expected none:"
+                " copy the cache"
+            )
+        layer = type(self).__new__(type(self))
+        own = {name: value for name, value in vars(self).items() if name not in ("_ferry", "_index")}
+        vars(layer).update(copy.deepcopy(own, memo), _ferry=self._ferry, _index=self._ferry.new_index())
+        return layer
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.device = key_states.device
         self._shapes = [(t.shape[1], t.shape[3], t.dtype) for t in (key_states, value_states)]
@@ -211,19 +238,25 @@ class OffloadedLayer(CacheLayerMixin):
 
     def emptied(self) -> None:
         """The cache is cropped to nothing: as in transformers, keys and values are tensors without tokens then."""
+        if self._empty is not None:
+            return
         empty, rows, device = None, self._ferry.core.batch, self.device
         if self._shapes is not None:
             empty = [torch.empty(rows, heads, 0, dim, dtype=t, device=device) for heads, dim, t in self._shapes]
-        recording = getattr(self, "record_past", None)
-        self.forget()
+        if hasattr(self.device_class, "emptied"):
+            self.device_class.emptied(self)
+            self._forget_own()
+        else:
+            self.forget()
         self._empty = empty
-        if recording:
-            self.record_past = True
 
     def forget(self) -> None:
         """The cache is reset: the next update may bring anything."""
         if self.device_class is not None:
             self.device_class.reset(self)
+        self._forget_own()
+
+    def _forget_own(self) -> None:
         self.device = self._shapes = self._empty = None
 
     def read(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -254,6 +287,8 @@ class OffloadedLayer(CacheLayerMixin):
                 f"OffloadedLayer.{name} is a {type(tensor).__name__}, expected a tensor [batch, heads, tokens, dim];"
                 " cache.reset() empties all layers"
             )
+        if self._empty is not None and tensor.shape == self._empty[side].shape:
+            return  # nothing in nothing's place
         self._ferry.assign(self._index, side, tensor)
         self._empty = None
         if self._index not in self._ferry.assigned:

@@ -21,8 +21,18 @@ from transformers.cache_utils import (
 )
 
 from . import errors
-from .device_layers import OffloadedIndexedLayer, OffloadedStateLayer, StateLayer, WindowLayer, WindowStateLayer
+from .device_layers import (
+    CrossLayer,
+    OffloadedIndexedLayer,
+    OffloadedStateLayer,
+    StateLayer,
+    WindowLayer,
+    WindowStateLayer,
+    tensors_of,
+)
 from .layer import Ferry, OffloadedLayer
+
+_WITHOUT_DOUBLE = (CrossLayer,)  # ours that stand for none of transformers' alone
 
 # Ours for each of transformers'. Any other class (one that a model brings along) is used as it is, on the device.
 _OURS = {
@@ -50,7 +60,7 @@ class LayerKind:
         """Layer `number` of the model; `index` is among the offloaded ones."""
         if self.offloaded:
             return self.cls(ferry, index, number=number, **self.arguments)
-        if self.cls in _OURS.values():
+        if self.cls in _OURS.values() or self.cls in _WITHOUT_DOUBLE:
             return self.cls(number=number, **self.arguments)
         return self.cls(**self.arguments)
 
@@ -64,13 +74,16 @@ def kinds_of_config(config: PreTrainedConfig) -> list[LayerKind]:
     if decoder_layers is not None and decoder_layers != len(types) and len(set(types)) == 1:
         types, arguments = types[:1] * decoder_layers, arguments[:1] * decoder_layers
     classes = [DYNAMIC_LAYER_TYPE_MAPPING[kind] for kind in types]
-    return [LayerKind(_OURS.get(cls, cls), dict(kwargs)) for cls, kwargs in zip(classes, arguments)]
+    kinds = [LayerKind(_OURS.get(cls, cls), dict(kwargs)) for cls, kwargs in zip(classes, arguments)]
+    for number in getattr(text, "cross_attention_layers", None) or ():  # between others, in the same cache (Mllama)
+        kinds[number] = LayerKind(CrossLayer)
+    return kinds
 
 
 def kind_of_layer(layer: object) -> LayerKind:
     """The kind of a layer that exists, ours or transformers'; MismatchError for one whose contents we do not know."""
     cls = _OURS.get(type(layer), type(layer))
-    if cls is not DummyLayer and cls not in _OURS.values():
+    if cls is not DummyLayer and cls not in _OURS.values() and cls not in _WITHOUT_DOUBLE:
         raise errors.MismatchError(
             f"ddp_cache_data: a layer is a {cls.__name__}, expected one of transformers' dynamic caches"
         )
@@ -80,7 +93,32 @@ def kind_of_layer(layer: object) -> LayerKind:
 
 def is_ours(layer: object) -> bool:
     """Whether the layer is of a class of kvferry's."""
-    return type(layer) in _OURS.values()
+    return type(layer) in _OURS.values() or type(layer) in _WITHOUT_DOUBLE
+
+
+def takes_part(layer: object) -> bool:
+    """Whether every forward pass that uses any layers uses this one, or none does."""
+    return not isinstance(layer, (DummyLayer, CrossLayer))
+
+
+def changes_on_device(layer: object) -> bool:
+    """Whether an operation on the whole cache is to be done to the layer, by its device_class: ours know what to do
+    before their first update, those that a model brings need not."""
+    cls = device_class(layer)
+    if cls is None or cls is DummyLayer:
+        return False
+    return is_ours(layer) or getattr(layer, "is_initialized", True)
+
+
+def holds_something(layer: object) -> bool:
+    """Whether a forward pass has left something in the layer."""
+    if isinstance(layer, LinearAttentionLayer) and any(layer.has_previous_state.values()):
+        return True
+    if isinstance(layer, OffloadedLayer):
+        return layer.is_initialized
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        return layer.cumulative_length > 0
+    return not isinstance(layer, LinearAttentionLayer) and any(tensor.numel() for tensor in tensors_of(layer))
 
 
 def contents_of(layer: object) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -160,16 +198,16 @@ class LayerData:
     kind: LayerKind
     replicas: list[Replica] = field(default_factory=list)
 
-    def finish(self, layer: object, device: torch.device | None) -> None:
-        """After the keys and values were appended: true lengths, states."""
+    def finish(self, layer: object, tokens: int, device: torch.device | None) -> None:
+        """After the keys and values of all layers were appended: true lengths, states. `tokens`: of the longest."""
         lengths = {replica.length for replica in self.replicas} - {None}
+        if isinstance(layer, WindowLayer):
+            self._finish_window(layer, lengths or {tokens})
         if len(lengths) > 1:
             raise errors.MismatchError(
                 f"ddp_cache_data: replicas of a window have seen {sorted(lengths)} tokens, expected the same number"
             )
-        if lengths and isinstance(layer, DynamicSlidingWindowLayer):
-            layer.cumulative_length = lengths.pop()
-        elif lengths and lengths != {layer.get_seq_length()}:
+        if lengths and not isinstance(layer, WindowLayer) and lengths != {layer.get_seq_length()}:
             raise errors.MismatchError(
                 f"ddp_cache_data: a window that has seen {lengths.pop()} tokens and holds {layer.get_seq_length()},"
                 f" expected all of them for the config's {type(layer).__name__}"
@@ -188,6 +226,21 @@ class LayerData:
             else:
                 getattr(layer, name)[index] = torch.cat(held)
                 _mark_initialized(layer, name, index, getattr(layer, name)[index])
+
+    def _finish_window(self, layer: WindowLayer, lengths: set[int]) -> None:
+        length = max(lengths)
+        if self.keys is None or layer.cumulative_length == length:
+            return
+        kept = self.keys.shape[-2]
+        if kept != min(layer.sliding_window - 1, length):
+            raise errors.MismatchError(
+                f"ddp_cache_data: a window of {layer.sliding_window} tokens holds {kept}, expected"
+                f" {min(layer.sliding_window - 1, length)} of {length}"
+            )
+        if layer.cumulative_length == 0:  # a window of one: it has seen tokens and holds none
+            layer.lazy_initialization(self.keys, self.values)
+            layer.keys, layer.values = self.keys.clone(), self.values.clone()
+        layer.cumulative_length = length
 
 
 def _mark_initialized(layer: LinearAttentionLayer, name: str, index: int, state: torch.Tensor) -> None:

@@ -35,8 +35,8 @@ class CacheStats:
             ("bytes in the service", format_size(self.stored_bytes)),
             ("blocks put", f"{self.blocks_put:,} ({format_size(self.bytes_put)})"),
             ("blocks got", f"{self.blocks_got:,} ({format_size(self.bytes_got)})"),
-            ("layers on the device", f"{self.layers_on_device} ({self.resident_layers} resident, "
-                                     f"{self.prefetch_depth} read ahead)"),
+            ("layers on the device", f"{self.layers_on_device} with full blocks; {self.resident_layers} may stay, "
+                                     f"{self.prefetch_depth} are read ahead"),
             ("seconds waited", f"{self.seconds_waited:.3f}"),
             ("seconds copying", f"{self.seconds_copying:.3f}"),
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-#include "service/memory_limit.h"
+#include "storage/base/memory_limit.h"
 
 #include <fstream>
 #include <limits>

@@ -1,0 +1,87 @@
+// Chunks on a disk: what the store spills there, finds again after a restart, and gives up for others.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "storage/base/namespace_spec.h"
+#include "storage/disk/manifest.h"
+#include "storage/disk/segment_log.h"
+
+namespace kvferry {
+
+struct DiskTierOptions {
+  uint64_t bytes = 0;                     // hard bound on what the folder's segments take
+  uint64_t segment_bytes = 256 * kMiB;    // less where the bound is small: at most an eighth of it
+  uint64_t keep_free_bytes = 256 * kMiB;  // left to others on the volume
+};
+
+// Images in segments and a manifest beside them, as one. Which images there are is the store's to remember; this knows
+// where the disk's room went. Thread-safe; only Open and the destructor block. Callbacks run on the folder's threads,
+// under no lock.
+class DiskTier {
+ public:
+  // A published chunk that a process before us left.
+  struct Found {
+    std::shared_ptr<const NamespaceEntry> ns;
+    ImageEntry image;
+    DiskPlace place;
+  };
+  struct Opened {
+    std::unique_ptr<DiskTier> tier;
+    uint64_t next_seq = 1;  // above every seq there has been
+  };
+  // Takes the folder over. Tells of every chunk that is there, is published, has not expired by `now`, and whose
+  // namespace is known with a layout of its size; anything else gives its room back. Of two images of one chunk the
+  // younger counts. FAILED_PRECONDITION: files of another version or store; DATA_LOSS: see Manifest::Open.
+  static absl::StatusOr<Opened> Open(const DiskTierOptions& options, std::unique_ptr<Folder> folder, absl::Time now,
+                                     absl::FunctionRef<void(const Found&)> found);
+  // Closes and waits for what is under way. REQUIRES: no call is in progress.
+  ~DiskTier();
+  // Nothing is written any more. Done when the segment that was appended to has its footer and nothing is under way.
+  void Close(absl::AnyInvocable<void()> done);
+
+  // Makes a namespace known, so that its images are found again. Once for each that is written to is enough.
+  void AddNamespace(const NamespaceId& id, absl::string_view tenant, const NamespaceSpec& spec);
+
+  // See SegmentLog.
+  bool HasRoom(uint64_t bytes) const { return log_->HasRoom(bytes); }
+  void Write(IoPieces image, const ImageEntry& entry, SegmentLog::AppendDone done) {
+    log_->Append(std::move(image), entry, std::move(done));
+  }
+  void Read(DiskPlace place, uint64_t offset, MutableByteView to, IoDone done) {
+    log_->Read(place, offset, to, std::move(done));
+  }
+  // An image's room comes back, soon. It may be found again after a loss of power: its bytes are still the chunk's.
+  void Free(DiskPlace place, uint64_t bytes);
+
+  // The image at `place`, written under another name, has been published under this one. Durable with the next Flush.
+  void Publish(DiskPlace place, const ImageEntry& as);
+  // Done when no image of these chunks, or of the namespace, that has a smaller seq will be found again.
+  void Erase(const std::vector<ChunkKey>& keys, uint64_t seq, IoDone done);
+  void Drop(const NamespaceId& ns, uint64_t seq, IoDone done);
+
+  // Done when every image whose Write was answered before, and what was said of it, survives a loss of power.
+  void Flush(IoDone done);
+
+  SegmentLog::Usage usage() const { return log_->usage(); }
+  const Folder& folder() const { return *folder_; }
+
+ private:
+  DiskTier() = default;
+
+  bool closed_ = false;
+
+  std::unique_ptr<Folder> folder_;
+  std::unique_ptr<Manifest> manifest_;
+  std::unique_ptr<SegmentLog> log_;
+};
+
+}  // namespace kvferry
