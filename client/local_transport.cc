@@ -232,9 +232,12 @@ class LocalTransport : public Transport {
     if (shared_->Check().ok()) shared_->store().Prefetch(shared_->session, keys);
   }
 
-  absl::Status Erase(const ChunkKey& key, absl::Time) override {
+  absl::Status Erase(const ChunkKey& key, absl::Time deadline) override {
     KVFERRY_RETURN_IF_ERROR(shared_->Check());
-    return Error("erase", shared_->store().Erase(shared_->session, key));
+    auto answer = std::make_shared<Answer<absl::Status>>();
+    shared_->store().Erase(shared_->session, key, [answer](absl::Status status) { answer->Set(std::move(status)); });
+    std::optional<absl::Status> status = answer->Wait(deadline);
+    return status.has_value() ? Error("erase", *status) : TimedOut(url(), "erase");
   }
 
   absl::Status Flush(absl::Time deadline) override {

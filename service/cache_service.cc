@@ -91,7 +91,16 @@ grpc::ServerUnaryReactor* CacheService::Prefetch(Call* call, const Bytes* reques
 }
 
 grpc::ServerUnaryReactor* CacheService::Erase(Call* call, const Bytes* request, Bytes* reply) {
-  return Answer(call, *request, reply, &CacheService::DoErase);
+  v1::EraseRequest read;
+  absl::Status status = ReadRequest(*request, context_->stats, &read);
+  absl::StatusOr<ChunkKey> key = status;
+  if (status.ok()) key = FromProto(read.key());
+  if (!key.ok()) return Finish(call, key.status());
+  *reply = EncodeMessage(v1::EraseReply());
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  context_->store->Erase(read.session(), *key,
+                         [reactor](const absl::Status& erased) { reactor->Finish(ToGrpc(erased)); });
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* CacheService::Flush(Call* call, const Bytes* request, Bytes* reply) {
@@ -158,11 +167,6 @@ absl::Status CacheService::DoPrefetch(const v1::PrefetchRequest& request, v1::Pr
   KVFERRY_ASSIGN_OR_RETURN(const std::vector<ChunkKey> keys, Keys(request.keys()));
   context_->store->Prefetch(request.session(), keys);
   return absl::OkStatus();
-}
-
-absl::Status CacheService::DoErase(const v1::EraseRequest& request, v1::EraseReply*) {
-  KVFERRY_ASSIGN_OR_RETURN(const ChunkKey key, FromProto(request.key()));
-  return context_->store->Erase(request.session(), key);
 }
 
 }  // namespace kvferry

@@ -49,7 +49,6 @@ class CacheService final : public CacheStoreMethods {
   absl::Status DoShare(const v1::ShareRequest& request, v1::ShareReply* reply);
   absl::Status DoRedeem(const v1::RedeemRequest& request, v1::RedeemReply* reply);
   absl::Status DoPrefetch(const v1::PrefetchRequest& request, v1::PrefetchReply* reply);
-  absl::Status DoErase(const v1::EraseRequest& request, v1::EraseReply* reply);
 
   ServiceContext* const context_;
 };

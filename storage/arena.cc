@@ -25,21 +25,23 @@ Arena::Arena(uint64_t budget_bytes, uint64_t segment_bytes)
           std::min(std::max(segment_bytes, budget_bytes / kSegmentsPerBudget), budget_bytes / kMinSegmentsPerBudget)),
       reserve_bytes_(std::min(budget_bytes / 64, kMaxReserve)) {}
 
-std::optional<Extent> Arena::Allocate(const std::string& tenant_name, uint64_t bytes, uint64_t overhead) {
+std::optional<Extent> Arena::Allocate(const std::string& tenant_name, uint64_t bytes, uint64_t overhead,
+                                      uint64_t charge) {
   std::optional<Extent> extent;
   MutexLock lock(&mu_);
   std::unique_ptr<Tenant>& tenant = tenants_[tenant_name];
   if (tenant == nullptr) tenant = std::make_unique<Tenant>();
-  while (Room() < overhead && RetireAnyOne()) {
+  while (Room(charge) < overhead && RetireAnyOne()) {
   }
-  if (Room() >= overhead) {
+  if (Room(charge) >= overhead) {
     extent = tenant->pool.Allocate(bytes);
-    if (!extent && MapSegment(tenant_name, *tenant, bytes, overhead)) extent = tenant->pool.Allocate(bytes);
+    if (!extent && MapSegment(tenant_name, *tenant, bytes, overhead + charge)) extent = tenant->pool.Allocate(bytes);
   }
   if (extent) {
     extent->overhead = overhead;
     extents_ += bytes;
     overhead_ += overhead;
+    charged_ += charge;
   }
   return extent;
 }
@@ -49,8 +51,9 @@ void Arena::Free(const Extent& extent) {
   Notify();
 }
 
-void Arena::PutBack(const Extent& extent) {
+void Arena::PutBack(const Extent& extent, uint64_t charge) {
   MutexLock lock(&mu_);
+  charged_ -= charge;
   extents_ -= extent.bytes;
   overhead_ -= extent.overhead;
   const auto tenant = tenants_.find(extent.segment->tenant());
@@ -112,10 +115,10 @@ Arena::Usage Arena::usage() const {
   return usage;
 }
 
-// Bytes that segments and overhead may still take.
-uint64_t Arena::Room() const {
-  const uint64_t taken = mapped_ + overhead_ + std::max(charged_, reserve_bytes_);
-  return taken < budget_ ? budget_ - taken : 0;
+// Bytes that segments and overhead may still take, beside a charge.
+uint64_t Arena::Room(uint64_t charge) const {
+  const uint64_t taken = mapped_ + overhead_ + std::max(charged_ + charge, reserve_bytes_);
+  return taken <= budget_ ? budget_ - taken : 0;
 }
 
 bool Arena::MapSegment(const std::string& name, Tenant& tenant, uint64_t bytes, uint64_t overhead) {

@@ -37,12 +37,13 @@ class Arena {
   // Told of every extent and segment that comes free. Call before the first Allocate.
   void SetListener(std::weak_ptr<FreedListener> listener) { listener_ = std::move(listener); }
 
-  // nullopt if the budget or the holes do not allow it now. `overhead` is charged until the extent is freed.
-  std::optional<Extent> Allocate(const std::string& tenant, uint64_t bytes, uint64_t overhead);
+  // nullopt if the budget or the holes do not allow it now. `overhead` is charged until the extent is freed, `charge`
+  // until Uncharge.
+  std::optional<Extent> Allocate(const std::string& tenant, uint64_t bytes, uint64_t overhead, uint64_t charge = 0);
   void Free(const Extent& extent);
   // As if it had never been allocated: tells nobody, or a waiter that cannot be served would be woken by its own
   // attempt.
-  void PutBack(const Extent& extent);
+  void PutBack(const Extent& extent, uint64_t charge = 0);
 
   // True if `count` such extents could be had if nothing else were held.
   bool CouldHold(uint64_t bytes, uint64_t overhead, uint64_t count) const;
@@ -78,7 +79,7 @@ class Arena {
     bool active = false;
   };
 
-  uint64_t Room() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t Room(uint64_t charge = 0) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MapSegment(const std::string& name, Tenant& tenant, uint64_t bytes, uint64_t overhead)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool RetireOne(Tenant& tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -2,104 +2,110 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "storage/chunk.h"
 #include "storage/eviction.h"
+#include "storage/number_list.h"
+#include "storage/record.h"
 
 namespace kvferry {
 
-// The life of a chunk: reserved -> sealed -> published, with a live name until its session lets go and a prefix name
-// from Publish until Erase or eviction. Changed by Index alone, under the store's mutex; `live`, `sealed` and the rest
-// are public so that they can be read.
-struct Record {
-  explicit Record(std::shared_ptr<Chunk> c)
-      : chunk(std::move(c)), checksums(chunk->layout().slots.size()), committed(chunk->layout().slots.size()) {}
-
-  const std::shared_ptr<Chunk> chunk;
-  std::vector<uint64_t> checksums;
-  std::vector<bool> committed;
-  uint32_t committed_count = 0;
-  bool live = false;  // its session holds it
-  bool sealed = false;
-  bool published = false;
-  Id128 prefix_key{};  // while published
-  Id128 parent{};
-  uint32_t leases = 0;                          // over all sessions
-  absl::Time expires = absl::InfiniteFuture();  // its prefix name
-  bool pinned = false;                          // by an operator: not evicted
-
-  // Under its prefix key. REQUIRES: published.
-  ChunkKey PublishedKey() const;
-
- private:
-  friend class Index;
-  static constexpr ChunkNumber kUnnamed = UINT32_MAX;
-  ChunkNumber number = kUnnamed;  // while it has a name
-  uint8_t counted = 0;            // as what Index last counted it
-  bool queued = false;
-};
-using RecordPtr = std::shared_ptr<Record>;
-
-// Bytes of bookkeeping charged for a chunk beside its image: record, chunk, layers and the slots of four maps.
-uint64_t RecordOverhead(const ChunkLayout& layout);
-
-// The chunks there are by number, their prefix names, who is whose parent, and the queue of those that may be evicted.
-// Live names are in their sessions. Threads: none of its own; the store's mutex guards it and its records.
+// The records there are by number, their prefix names, who is whose parent, and the queues of those that may leave
+// memory or the disk. Live names are in their sessions. A record's address stays as long as the record. Threads: none
+// of its own; the store's mutex guards it and its records.
 class Index {
  public:
-  explicit Index(PolicyKind policy) : queue_(policy) {}
+  struct Options {
+    PolicyKind policy = PolicyKind::kLru;
+    bool has_disk = false;  // so that what somebody holds may leave memory too
+    // Told of a record that is about to go: nobody has a name for it, leases or holds it.
+    std::function<void(const Record&)> bury;
+  };
+  explicit Index(Options options);
 
-  // Turns of a record's life.
-  void AddLive(Record* record);
+  // A chunk that is being written under its live key.
+  Record* AddLive(std::shared_ptr<Chunk> chunk);
+  // A published chunk that lies on disk alone; nullptr if another has its name. `ns` must outlive the record.
+  Record* AddFound(const Namespace* ns, const ImageEntry& image, DiskPlace place, uint64_t header_seq,
+                   absl::Time expires);
+
+  // Turns of a record's life. It may be gone after those that let go of it.
   void Seal(Record* record);
   void DropLive(Record* record);  // its live name is gone
   void Lease(Record* record, uint32_t count);
   void Unlease(Record* record, uint32_t count);
-  // A use. Of a chunk without a prefix name it is nothing.
-  void Touch(Record* record);
-  // The victim's turn comes again, behind the others.
-  void Defer(Record* victim);
+  void Hold(Record* record);
+  void Unhold(Record* record);
   void SetPinned(Record* record, bool pinned);
+  // A use. Of a chunk without a prefix name it is one of its session.
+  void Touch(Record* record);
+  // It came a second time: as if it had been used.
+  static void SetUsedAgain(Record* record) { record->used_again = true; }
+  // Its bytes come into memory, or leave it (nullptr).
+  void SetChunk(Record* record, std::shared_ptr<Chunk> chunk);
+  // Its image is there now, under a header with `seq`; or there no more ({}, 0).
+  void SetDisk(Record* record, DiskPlace place, uint64_t seq);
 
   // Gives a sealed record a prefix name. ALREADY_EXISTS if another has it; INVALID_ARGUMENT if the chunk would be its
   // own ancestor; FAILED_PRECONDITION if it has another prefix name. Again under the same name is OK.
-  absl::Status Publish(const RecordPtr& record, const Id128& prefix_key, const Id128& parent,
-                       int priority = kDefaultPriority, absl::Time expires = absl::InfiniteFuture());
-  // Takes the prefix name away, by somebody's wish or (`evicted`) as the victim; whoever gets the record may be the
-  // last to hold it.
-  RecordPtr Unpublish(Record* record, bool evicted = false);
+  absl::Status Publish(Record* record, const Id128& prefix_key, const Id128& parent, int priority = kDefaultPriority,
+                       absl::Time expires = absl::InfiniteFuture());
+  // Takes the prefix name away, by somebody's wish or (`evicted`) as the victim.
+  void Unpublish(Record* record, bool evicted = false);
 
+  absl::Time ExpiryOf(const Record& record) const;
   // When the first name expires; InfiniteFuture: none does.
   absl::Time NextExpiry() const;
   // The chunk whose name expires first. REQUIRES: there is one.
-  Record* FirstToExpire() const { return by_number_.at(expiring_.begin()->second); }
+  Record* FirstToExpire() { return &records_[expiring_.begin()->second]; }
 
   // nullptr if nothing has this prefix name. It may have expired, as long as nobody has taken it away.
-  RecordPtr Find(const ChunkKey& key) const;
+  Record* Find(const ChunkKey& key) const;
 
-  // The next to be evicted, or nullptr. It stays until Unpublish.
-  Record* Victim();
-  size_t queue_size() const { return queue_.size(); }
+  // Who leaves memory next, nullptr if there is nobody. Ready: those that were made so, first come first served; their
+  // bytes are on disk, or nobody needs them. Ranked: published, held by nobody, no child in memory; as the policy says.
+  // Held: live or leased ones, least recently used first; none without a disk.
+  Record* Ready();
+  Record* Ranked();
+  Record* Held();
+  // Takes the first of the ranked or the held to the end of the ready ones, until it is used. REQUIRES: MayLeave.
+  void MakeReady(Record* record);
+  // Whether its bytes may leave memory now: they are on disk, or neither anybody nor a child needs them.
+  static bool MayLeave(const Record& record);
+  // The turn of the first one in any of these queues comes again, behind the others.
+  void Defer(Record* record);
+  // Who leaves the disk next: published, held by nobody, childless; as the policy says.
+  Record* DiskVictim();
 
-  void ForEachPublished(absl::FunctionRef<void(const RecordPtr&)> visit) const;
-  // In the order of their numbers, from 1: those with a name and a number above `after`, `limit` at most. A number that
-  // came free is given again.
-  void ForEachAfter(uint64_t after, size_t limit, absl::FunctionRef<void(uint64_t number, const Record&)> visit) const;
+  size_t queued() const { return memory_.size() + held_.size() + ready_.size(); }
+  uint64_t ready_bytes() const { return ready_bytes_; }
 
-  // Gauges of now. Bytes include the bookkeeping; each chunk is in one of the three byte counts at most.
+  // Published, in memory and not on disk.
+  const absl::btree_set<ChunkNumber>& dirty() const { return dirty_; }
+  Record* at(ChunkNumber number) { return &records_[number]; }
+  static ChunkNumber NumberOf(const Record& record) { return record.number; }
+
+  // In the order of their numbers, from 1: those above `after`, `limit` at most. A number that came free is given
+  // again.
+  void ForEachAfter(uint64_t after, size_t limit, absl::FunctionRef<void(uint64_t number, Record&)> visit);
+
+  // Gauges of now. Bytes are of chunks in memory with their bookkeeping; each is in one of the three counts at most.
   struct Counts {
-    uint64_t reserved = 0, live = 0, published = 0, leased = 0;
+    uint64_t reserved = 0, live = 0, published = 0, leased = 0, on_disk = 0;
     uint64_t live_bytes = 0;       // a session holds it, sealed or not
     uint64_t leased_bytes = 0;     // leases alone hold it
     uint64_t evictable_bytes = 0;  // published, held by nobody; its turn may come after its children's
+    uint64_t sealed_bytes = 0;     // of all
   };
   const Counts& counts() const { return counts_; }
 
@@ -107,20 +113,49 @@ class Index {
   absl::Status CheckInvariants() const;
 
  private:
-  bool HasChildren(const Record& record) const;
+  // Names in the set are numbers; a key finds the record that has it.
+  struct NameHash {
+    using is_transparent = void;
+    const Index* index;
+    size_t operator()(ChunkNumber number) const { return (*this)(index->records_.at(number).key()); }
+    size_t operator()(const ChunkKey& key) const { return absl::HashOf(key); }
+  };
+  struct NameEq {
+    using is_transparent = void;
+    const Index* index;
+    bool operator()(ChunkNumber a, ChunkNumber b) const { return a == b; }
+    bool operator()(ChunkNumber number, const ChunkKey& key) const { return index->records_.at(number).key() == key; }
+    bool operator()(const ChunkKey& key, ChunkNumber number) const { return (*this)(number, key); }
+  };
+  using Queue = Record::Queue;
+
+  Record* NewRecord();
+  void Bury(Record* record);
   bool IsAncestor(const ChunkKey& key, ChunkKey of) const;
-  void Settle(Record* record, Turn turn = Turn::kLast);
-  void SettleNumber(Record* record);
+  // Adds to or takes from what its parent counts, if it has one.
+  void CountAtParent(const Record& record, int children, int in_memory, Turn turn);
+  void Name(Record* record, absl::Time expires);
+  void Settle(Record* record, Turn turn = Turn::kLast, bool evicted = false);
+  void SettleMemory(Record* record, Turn turn, bool evicted);
+  void SettleDisk(Record* record, Turn turn, bool evicted);
+  static Queue QueueFor(const Record& record, bool has_disk);
+  void Enqueue(Record* record, Queue queue, Turn turn);
+  void Dequeue(Record* record);
+  static uint8_t Classify(const Record& record);
   static void Count(uint8_t as, uint64_t bytes, bool add, Counts* counts);
 
-  EvictionQueue queue_;
-  absl::flat_hash_map<ChunkKey, RecordPtr> published_;
-  absl::flat_hash_map<ChunkKey, uint32_t>
-      children_;  // prefix key -> published chunks whose parent it is, itself here or not
-  absl::btree_set<std::pair<absl::Time, ChunkNumber>> expiring_;  // names that are not for ever
-  PagedVector<Record*> by_number_;                                // live or published; nullptr: nobody has the number
+  const Options options_;
+  PagedVector<Record> records_;
   std::vector<ChunkNumber> free_numbers_;
   ChunkNumber numbers_ = 0;  // given so far, free ones too
+  absl::flat_hash_set<ChunkNumber, NameHash, NameEq> published_;
+  absl::flat_hash_map<ChunkKey, Family> orphans_;  // of parents that are not there
+  absl::flat_hash_map<ChunkNumber, absl::Time> expiry_;
+  absl::btree_set<std::pair<absl::Time, ChunkNumber>> expiring_;
+  absl::btree_set<ChunkNumber> dirty_;
+  EvictionQueue memory_, disk_;
+  NumberList<Record> held_{&records_}, ready_{&records_};
+  uint64_t ready_bytes_ = 0;
   Counts counts_;
 };
 

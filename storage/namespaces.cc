@@ -35,9 +35,13 @@ Namespace::Namespace(std::string owner, NamespaceSpec s)
       bytes(BookkeepingBytes(spec)) {}
 
 std::shared_ptr<const Namespace> NamespaceTable::Find(absl::string_view tenant, const NamespaceId& id) const {
+  std::shared_ptr<const Namespace> ns = Find(id);
+  return ns == nullptr || ns->tenant != tenant ? nullptr : ns;
+}
+
+std::shared_ptr<const Namespace> NamespaceTable::Find(const NamespaceId& id) const {
   const auto it = table_.find(id);
-  if (it == table_.end() || it->second.ns->tenant != tenant) return nullptr;
-  return it->second.ns;
+  return it == table_.end() ? nullptr : it->second.ns;
 }
 
 void NamespaceTable::Use(std::shared_ptr<const Namespace> ns) {

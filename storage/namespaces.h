@@ -25,12 +25,13 @@ struct Namespace {
   const uint64_t bytes;                    // of bookkeeping, for the budget
 };
 
-// A namespace lives while sessions have it open or chunks of it have a name. Threads: none of its own; the store's
+// A namespace lives while sessions have it open or there are chunks of it. Threads: none of its own; the store's
 // mutex guards it.
 class NamespaceTable {
  public:
-  // nullptr if there is none, or it is another tenant's.
+  // nullptr if there is none, or (the first) it is another tenant's.
   std::shared_ptr<const Namespace> Find(absl::string_view tenant, const NamespaceId& id) const;
+  std::shared_ptr<const Namespace> Find(const NamespaceId& id) const;
 
   // Adds one use; `ns` becomes the one of its id if there is none yet.
   void Use(std::shared_ptr<const Namespace> ns);

@@ -1,4 +1,4 @@
-// Reservations that wait for memory.
+// Who waits for memory.
 #pragma once
 
 #include <cstddef>
@@ -8,20 +8,24 @@
 
 #include "absl/time/time.h"
 #include "storage/namespaces.h"
+#include "storage/record.h"
 #include "storage/store.h"
 
 namespace kvferry {
 
-struct PendingReserve {
+// A session that reserves chunks, or a chunk that is to be read from disk.
+struct MemoryRequest {
   SessionId session = 0;
   std::shared_ptr<const Namespace> ns;
   ReserveOptions options;
   ReserveDone done;
+  Record* load = nullptr;  // held; then `session` and `done` are of nobody
 
   const ChunkLayout& layout() const { return ns->layouts[options.group]; }
 };
 
-// First come, first served: a small request never overtakes a large one, so neither starves. Bounded. Threads: none of
+// First come, first served: a small request never overtakes a large one, so neither starves. Chunks that are to be read
+// come before those that are to be written: somebody waits for each of them. Bounded. Threads: none of
 // its own; the store's mutex guards it.
 class ReserveQueue {
  public:
@@ -29,24 +33,25 @@ class ReserveQueue {
 
   bool full() const { return waiting_.size() >= kMaxWaiting; }
   bool empty() const { return waiting_.empty(); }
+  bool HasLoads() const { return !waiting_.empty() && waiting_.front().load != nullptr; }
   size_t size() const { return waiting_.size(); }
 
-  // REQUIRES: !full().
-  void Push(PendingReserve request);
-  PendingReserve& Front() { return waiting_.front(); }
-  PendingReserve PopFront();
+  // REQUIRES: !full(), unless it is a load: of those there is one a chunk.
+  void Push(MemoryRequest request);
+  MemoryRequest& Front() { return waiting_.front(); }
+  MemoryRequest PopFront();
 
   // Those whose deadline has come.
-  std::vector<PendingReserve> TakeExpired(absl::Time now);
-  std::vector<PendingReserve> TakeAllOf(SessionId session);
+  std::vector<MemoryRequest> TakeExpired(absl::Time now);
+  std::vector<MemoryRequest> TakeAllOf(SessionId session);
   // The first deadline that will come; never, if nobody waits.
   absl::Time NextDeadline() const;
 
  private:
   template <typename Condition>
-  std::vector<PendingReserve> TakeIf(Condition condition);
+  std::vector<MemoryRequest> TakeIf(Condition condition);
 
-  std::list<PendingReserve> waiting_;  // in the order in which they came
+  std::list<MemoryRequest> waiting_;  // in the order in which they came
 };
 
 }  // namespace kvferry

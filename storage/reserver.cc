@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/status.h"
+#include "storage/loader.h"
+#include "storage/spiller.h"
 #include "storage/store_writer.h"
 
 namespace kvferry {
@@ -19,43 +21,63 @@ absl::Status OutOfRange(absl::string_view field, int64_t value, int64_t low, int
 
 void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOptions& options, ReserveDone done) {
   absl::StatusOr<Writers> result = Writers();
-  bool answers_due = false;
-  std::optional<absl::Time> expiry;
+  bool waits = false;
   {
-    MutexLock lock(&state_.mu);
+    Step step(&state_);
     DropGivenUp();
-    answers_due = !state_.due.empty();
-    absl::StatusOr<PendingReserve> request = Check(session, ns, options);
+    waits = !state_.due.empty();
+    absl::StatusOr<MemoryRequest> request = Check(session, ns, options);
     if (request.ok()) {
       ++state_.counters.reserves;
       const bool first = state_.queue.empty();
-      std::optional<Writers> granted;
-      if (first) granted = TryGrant(*request, false);
-      if (granted) {
-        result = *std::move(granted);
+      std::optional<std::vector<Extent>> extents;
+      if (first) extents = TryAllocate(*request, false);
+      if (extents) {
+        result = MakeWriters(*request, *extents);
       } else if (options.deadline <= state_.executor->Now()) {
         result = Refusal(*request, first ? "no memory" : "others wait for memory");
       } else if (state_.queue.full()) {
         result = Refusal(*request, "too many wait for memory");
       } else {
         request->done = std::exchange(done, nullptr);
-        state_.queue.Push(*std::move(request));
-        ++state_.waiting;
-        expiry = ArmExpiry(options.deadline);
+        Wait(*std::move(request));
+        waits = true;
       }
     } else {
       result = std::move(request).status();
     }
   }
   state_.arena->Bury();  // before the memory that took its place in the budget is touched
-  if (answers_due) state_.Kick();
-  if (done != nullptr) {  // nobody waits
-    std::move(done)(std::move(result));
-    return;
+  // What waits is tried once more, now that whoever frees memory sees it; with chunks that are being read given up.
+  if (waits) state_.Kick();
+  if (done != nullptr) std::move(done)(std::move(result));
+}
+
+bool Reserver::Load(Record* record, bool may_wait) {
+  MemoryRequest request;
+  request.ns = state_.namespaces.Find(record->ns->id);
+  request.options.group = record->group;
+  request.options.deadline = state_.executor->Now() + state_.options.load_patience;
+  request.load = record;
+  if (!state_.queue.HasLoads()) {
+    if (const std::optional<std::vector<Extent>> extents = TryAllocate(request, false)) {
+      Loader(&state_).Begin(record, extents->front());
+      return true;
+    }
   }
-  if (expiry) ScheduleExpiry(*expiry);
-  // Once more, now that whoever frees memory sees us waiting; and with chunks that are being read given up for us.
-  state_.Kick();
+  if (!may_wait) return false;
+  Wait(std::move(request));
+  state_.after.push_back([&state = state_] { state.Kick(); });
+  return true;
+}
+
+void Reserver::Wait(MemoryRequest request) {
+  const absl::Time deadline = request.options.deadline;
+  state_.queue.Push(std::move(request));
+  ++state_.waiting;
+  if (const std::optional<absl::Time> expiry = ArmExpiry(deadline)) {
+    state_.after.push_back([&state = state_, when = *expiry] { Reserver(&state).ScheduleExpiry(when); });
+  }
 }
 
 // Whoever stands first and has gone away must not keep the others waiting, nor have anything evicted for him.
@@ -71,12 +93,17 @@ void Reserver::DropGivenUp() {
 void Reserver::Pump() {
   std::vector<StoreState::Completion> answers;
   {
-    MutexLock lock(&state_.mu);
+    Step step(&state_);
     for (DropGivenUp(); !state_.closed && !state_.queue.empty(); DropGivenUp()) {
-      std::optional<Writers> granted = TryGrant(state_.queue.Front(), true);
-      if (!granted) break;
-      answers.push_back({state_.queue.PopFront().done, *std::move(granted)});
+      const std::optional<std::vector<Extent>> extents = TryAllocate(state_.queue.Front(), true);
+      if (!extents) break;
+      MemoryRequest request = state_.queue.PopFront();
       --state_.waiting;
+      if (request.load != nullptr) {
+        Loader(&state_).Begin(request.load, extents->front());
+      } else {
+        answers.push_back({std::move(request.done), MakeWriters(request, *extents)});
+      }
     }
     answers.insert(answers.end(), std::make_move_iterator(state_.due.begin()),
                    std::make_move_iterator(state_.due.end()));
@@ -100,12 +127,16 @@ void Reserver::Expire(absl::Time when) {
   std::vector<StoreState::Completion> answers;
   std::optional<absl::Time> expiry;
   {
-    MutexLock lock(&state_.mu);
+    Step step(&state_);
     if (state_.next_expiry == when) state_.next_expiry = absl::InfiniteFuture();
-    for (PendingReserve& request : state_.queue.TakeExpired(state_.executor->Now())) {
+    for (MemoryRequest& request : state_.queue.TakeExpired(state_.executor->Now())) {
       --state_.waiting;
       absl::Status refusal = Refusal(request, "no memory by the deadline");
-      answers.push_back({std::move(request.done), std::move(refusal)});
+      if (request.load != nullptr) {
+        Loader(&state_).Refuse(request.load, refusal);
+      } else {
+        answers.push_back({std::move(request.done), std::move(refusal)});
+      }
     }
     expiry = ArmExpiry(state_.queue.NextDeadline());
   }
@@ -114,11 +145,11 @@ void Reserver::Expire(absl::Time when) {
   Pump();  // a smaller one may have stood behind it
 }
 
-absl::StatusOr<PendingReserve> Reserver::Check(SessionId id, const NamespaceId& ns_id, const ReserveOptions& options) {
+absl::StatusOr<MemoryRequest> Reserver::Check(SessionId id, const NamespaceId& ns_id, const ReserveOptions& options) {
   const Session* session = state_.sessions.Find(id);
   if (session == nullptr) return UnknownSession(id);
   if (!session->namespaces.contains(ns_id)) return NamespaceNotOpen(ns_id);
-  PendingReserve request;
+  MemoryRequest request;
   request.session = id;
   request.ns = state_.namespaces.Find(session->tenant, ns_id);
   request.options = options;
@@ -136,47 +167,50 @@ absl::StatusOr<PendingReserve> Reserver::Check(SessionId id, const NamespaceId& 
   return request;
 }
 
-std::optional<Reserver::Writers> Reserver::TryGrant(const PendingReserve& request, bool may_wait) {
+std::optional<std::vector<Extent>> Reserver::TryAllocate(const MemoryRequest& request, bool may_wait) {
   const ChunkLayout& layout = request.layout();
-  const uint64_t overhead = RecordOverhead(layout);
-  const size_t count = request.options.count;
+  const uint64_t overhead = ChunkOverhead(layout);
+  const uint64_t charge = request.load != nullptr ? 0 : kRecordBytes;  // whoever is loaded has its record
+  const size_t count = static_cast<size_t>(request.options.count);
   std::vector<Extent> extents;
   extents.reserve(count);
   bool worth_it = false;
   size_t skipped = 0;
   while (extents.size() < count) {
-    if (std::optional<Extent> extent = state_.arena->Allocate(request.ns->tenant, layout.image_bytes, overhead)) {
+    if (std::optional<Extent> extent =
+            state_.arena->Allocate(request.ns->tenant, layout.image_bytes, overhead, charge)) {
       extents.push_back(*extent);
       continue;
     }
+    const uint64_t needed = (count - extents.size()) * (layout.image_bytes + overhead + charge);
     if (!worth_it) {  // evicting everything for a request that cannot be served anyway would serve nobody
       const Arena::Usage usage = state_.arena->usage();
-      const uint64_t could_be_free =
-          usage.budget - usage.used() - usage.reserve + state_.index.counts().evictable_bytes;
-      worth_it = could_be_free >= (count - extents.size()) * (layout.image_bytes + overhead);
+      const Index::Counts& counts = state_.index.counts();
+      const uint64_t could_be_free = usage.budget - std::min(usage.budget, usage.used() + usage.reserve) +
+                                     (state_.has_disk ? counts.sealed_bytes : counts.evictable_bytes);
+      worth_it = could_be_free >= needed;
     }
-    if (!worth_it || !EvictOne(may_wait, &skipped)) break;
+    if (worth_it && EvictOne(may_wait, &skipped)) continue;
+    if (worth_it) Spiller(&state_).Clean(needed);
+    break;
   }
   if (extents.size() < count) {
-    for (const Extent& extent : extents) state_.arena->PutBack(extent);
+    for (const Extent& extent : extents) state_.arena->PutBack(extent, charge);
     return std::nullopt;
   }
-  Session* session = state_.sessions.Find(request.session);
-  Writers writers;
-  writers.reserve(count);
-  for (const Extent& extent : extents) writers.push_back(MakeWriter(request, session, extent));
-  return writers;
+  Spiller(&state_).Clean(0);
+  return extents;
 }
 
-// Evicts one chunk, or passes over one that is being read: its memory would not come free now, and a reader is a use.
-// False if nothing is left to try. Once all that remain are being read they are evicted too, but only for a request
-// that can wait until the readers are done.
+// Drops one chunk from memory, or passes over one that is being read: its memory would not come free now, and a reader
+// is a use. False if nothing is left to try. Once all that remain are being read they are dropped too, but only for a
+// request that can wait until the readers are done.
 bool Reserver::EvictOne(bool may_wait, size_t* skipped) {
-  Record* victim = state_.index.Victim();
+  Record* victim = Victim();
   if (victim == nullptr) return false;
   if (victim->chunk.use_count() > 1) {
     // A policy may offer one three times before all others have had their turn: each deferral is a use.
-    const size_t most = 3 * state_.index.queue_size();
+    const size_t most = 3 * state_.index.queued();
     if (*skipped >= most && !may_wait) return false;
     if (*skipped < most) {
       ++*skipped;
@@ -184,23 +218,45 @@ bool Reserver::EvictOne(bool may_wait, size_t* skipped) {
       return true;
     }
   }
-  ++state_.counters.evictions;
-  state_.Unpublish(victim, true);  // the last to hold it: the extent is free at once, unless a reader pins it
+  Drop(victim);
   return true;
 }
 
-std::unique_ptr<ChunkWriter> Reserver::MakeWriter(const PendingReserve& request, Session* session,
-                                                  const Extent& extent) {
-  const uint64_t counter = session->next_counter++;
-  const ChunkKey key{request.ns->id, {session->id, counter}, request.options.group, request.options.shard};
-  auto record = std::make_shared<Record>(std::make_shared<Chunk>(state_.arena, extent, request.ns, key));
-  session->live.emplace(counter, record);
-  state_.namespaces.Use(request.ns);
-  state_.index.AddLive(record.get());
-  return std::make_unique<StoreWriter>(state_.shared_from_this(), std::move(record));
+Record* Reserver::Victim() {
+  if (Record* ready = state_.index.Ready()) return ready;
+  const Spiller spiller(&state_);
+  for (Record* next : {state_.index.Ranked(), state_.index.Held()}) {
+    if (next == nullptr) continue;
+    const bool kept = state_.has_disk && spiller.IsWanted(*next) && !spiller.IsPaused();
+    if (next->disk || (Index::MayLeave(*next) && !kept)) return next;
+  }
+  return nullptr;
 }
 
-absl::Status Reserver::Refusal(const PendingReserve& request, absl::string_view why) {
+void Reserver::Drop(Record* victim) {
+  if (victim->disk) return state_.index.SetChunk(victim, nullptr);
+  ++state_.counters.evictions;
+  Spiller(&state_).Remember(*victim);
+  state_.index.Unpublish(victim, /*evicted=*/true);
+}
+
+Reserver::Writers Reserver::MakeWriters(const MemoryRequest& request, const std::vector<Extent>& extents) {
+  Session* session = state_.sessions.Find(request.session);
+  Writers writers;
+  writers.reserve(extents.size());
+  for (const Extent& extent : extents) {
+    const uint64_t counter = session->next_counter++;
+    const ChunkKey key{request.ns->id, {session->id, counter}, request.options.group, request.options.shard};
+    auto chunk = std::make_shared<Chunk>(state_.arena, extent, request.ns, key);
+    state_.namespaces.Use(request.ns);
+    Record* const record = state_.index.AddLive(chunk);
+    session->live.emplace(counter, record);
+    writers.push_back(std::make_unique<StoreWriter>(state_.shared_from_this(), std::move(chunk), record));
+  }
+  return writers;
+}
+
+absl::Status Reserver::Refusal(const MemoryRequest& request, absl::string_view why) {
   ++state_.counters.reserves_refused;
   const Arena::Usage usage = state_.arena->usage();
   const Index::Counts& held = state_.index.counts();

@@ -5,10 +5,12 @@
 
 namespace kvferry {
 
-const RecordPtr* Session::FindLive(const ChunkKey& key) const {
+Record* Session::FindLive(const ChunkKey& key) const {
   if (key.Owner() != id) return nullptr;
   const auto it = live.find(key.id[1]);
-  return it == live.end() || it->second->chunk->key() != key ? nullptr : &it->second;
+  if (it == live.end()) return nullptr;
+  Record* const record = it->second;
+  return record->ns->id == key.ns && record->group == key.group && record->shard == key.shard ? record : nullptr;
 }
 
 Session* SessionTable::Open(SessionId id, absl::string_view tenant) {

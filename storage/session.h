@@ -18,18 +18,18 @@ namespace kvferry {
 // none of its own; the store's mutex guards it.
 struct Session {
   struct Lease {
-    RecordPtr record;
+    Record* record = nullptr;
     uint32_t count = 0;
   };
 
   Session(SessionId session, absl::string_view owner) : id(session), tenant(owner) {}
 
   // nullptr unless `key` is a live key of this session, all of it.
-  const RecordPtr* FindLive(const ChunkKey& key) const;
+  Record* FindLive(const ChunkKey& key) const;
 
   const SessionId id;
   const std::string tenant;
-  absl::flat_hash_map<uint64_t, RecordPtr> live;  // by the counter of its live key
+  absl::flat_hash_map<uint64_t, Record*> live;  // by the counter of its live key
   absl::flat_hash_map<ChunkKey, Lease> leases;
   absl::flat_hash_set<NamespaceId> namespaces;
   std::vector<ChunkKey> shared;  // of a ticket: its leases, in the order in which they were shared

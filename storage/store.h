@@ -19,8 +19,10 @@
 #include "storage/base/chunk_writer.h"
 #include "storage/base/key.h"
 #include "storage/base/namespace_spec.h"
+#include "storage/disk/file.h"
 #include "storage/eviction.h"
 #include "storage/executor.h"
+#include "storage/write_policy.h"
 
 namespace kvferry {
 
@@ -30,6 +32,12 @@ struct StoreOptions {
   uint64_t segment_bytes = 64 * kMiB;             // or eight images, if that is more; less where the budget is small
   absl::Duration live_grace = absl::Minutes(10);  // live chunks of a suspended session
   absl::Duration reservation_grace = absl::Seconds(30);  // its unsealed reservations
+
+  std::string disk_path;                          // the folder of the disk tier; empty: there is none
+  uint64_t disk_bytes = 0;                        // hard bound on what its segments take
+  uint64_t disk_keep_free_bytes = 256 * kMiB;     // left to others on the volume
+  WritePolicy write_policy = WritePolicy::kWriteBack;
+  absl::Duration load_patience = absl::Seconds(30);  // how long a block on disk waits for memory to be read into
 };
 
 // INVALID_ARGUMENT naming the option, its value and what was expected.
@@ -65,6 +73,7 @@ inline constexpr absl::Duration kMaxTicketLife = absl::Hours(24);
 
 using GetDone = absl::AnyInvocable<void(absl::StatusOr<BlockView>)>;
 using FlushDone = absl::AnyInvocable<void(absl::Status)>;
+using EraseDone = absl::AnyInvocable<void(absl::Status)>;
 
 // Exact counts since the store was opened, and gauges of now. Names are those of the metrics.
 struct StoreStats {
@@ -76,6 +85,11 @@ struct StoreStats {
   uint64_t lookups = 0, lookup_chunks_asked = 0, lookup_chunks_hit = 0;
   uint64_t reserves = 0, reserves_refused = 0, evictions = 0, expirations = 0, reservations_aborted = 0,
            sessions_expired = 0;
+  // Of the disk tier; zero without one. Writes and reads are of whole images.
+  uint64_t disk_budget_bytes = 0, disk_used_bytes = 0, disk_live_bytes = 0, chunks_on_disk = 0;
+  uint64_t disk_writes = 0, disk_bytes_written = 0, disk_writes_failed = 0, disk_evictions = 0;
+  uint64_t disk_reads = 0, disk_bytes_read = 0, disk_reads_failed = 0, prefetches = 0, prefetches_dropped = 0;
+  uint64_t corruptions = 0;  // chunks that were dropped because a checksum did not agree, in memory or on disk
 };
 
 // One line of a listing.
@@ -119,8 +133,9 @@ class Store {
   // Again under the same name is OK and changes nothing.
   virtual absl::Status Publish(SessionId session, const ChunkKey& live, const PublishOptions& options) = 0;
 
-  // The block, pinned by the view. NOT_FOUND is a miss: unknown, evicted, unsealed and not ours, or another's live
-  // chunk.
+  // The block, pinned by the view. NOT_FOUND is a miss: unknown, evicted, unsealed and not ours, another's live chunk,
+  // or one whose bytes were lost. A block on disk comes with its chunk, which is read into memory once however many
+  // wait; RESOURCE_EXHAUSTED: there was no memory for it in time.
   virtual void Get(SessionId session, const BlockKey& key, GetDone done) = 0;
 
   // Longest run of sealed chunks from the front; each is leased to the session (counted, see Release) unless
@@ -141,14 +156,21 @@ class Store {
   // Keys that the session does not hold are ignored.
   virtual void Release(SessionId session, absl::Span<const ChunkKey> keys) = 0;
 
-  // A hint; bounded and best effort. Nothing to do while all chunks are in memory.
+  // A hint that these will be asked for, in this order: what lies on disk is read into memory, as far as memory can be
+  // had without waiting. Bounded and best effort.
   virtual void Prefetch(SessionId session, absl::Span<const ChunkKey> keys) = 0;
 
-  // Takes a published chunk's name away; its bytes go when the last lease and view do. NOT_FOUND if there is none.
-  virtual absl::Status Erase(SessionId session, const ChunkKey& key) = 0;
+  // Takes a published chunk's name away; its bytes go when the last lease and view do. NOT_FOUND if there is none. Done
+  // when it will not be found again after a restart either.
+  virtual void Erase(SessionId session, const ChunkKey& key, EraseDone done) = 0;
 
-  // Done when everything committed before the call is on disk. Without a disk tier that is at once.
+  // Done when everything published before the call is on disk and survives a loss of power. Without a disk tier that
+  // is at once, and says nothing. An error: something could not be written, which is still in memory.
   virtual void Flush(FlushDone done) = 0;
+
+  // Ends every session and answers whoever waits with UNAVAILABLE; done when nothing is under way on disk. No other call
+  // may follow but the destructor, which does the same and waits.
+  virtual void Close(absl::AnyInvocable<void()> done) = 0;
 
   virtual StoreStats Stats() const = 0;
   // The chunks numbered above `after`, in that order, `limit` at most. Many are listed by one call after another: what
@@ -156,7 +178,11 @@ class Store {
   virtual std::vector<ChunkInfo> List(uint64_t after, size_t limit) const = 0;
 };
 
-// `executor` must outlive the store. Errors as Validate(options).
+// `executor` must outlive the store. Blocks while it finds what an earlier store has left on disk. Errors as
+// Validate(options), OpenPosixFolder and DiskTier::Open.
 absl::StatusOr<std::unique_ptr<Store>> OpenStore(const StoreOptions& options, Executor* executor);
+// The same on a folder of one's own, in the place of disk_path; null: none.
+absl::StatusOr<std::unique_ptr<Store>> OpenStore(const StoreOptions& options, Executor* executor,
+                                                 std::unique_ptr<Folder> folder);
 
 }  // namespace kvferry

@@ -1,34 +1,94 @@
 #include "storage/store_state.h"
 
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "storage/base/log.h"
+#include "storage/base/status.h"
 #include "storage/reserver.h"
+#include "storage/spiller.h"
 
 namespace kvferry {
 
-StoreState::StoreState(const StoreOptions& o, Executor* e)
+StoreState::StoreState(const StoreOptions& o, Executor* e, bool with_disk)
     : options(o),
       executor(e),
       arena(std::make_shared<Arena>(o.memory_bytes, o.segment_bytes)),
-      index(o.policy),
+      has_disk(with_disk),
+      index({o.policy, with_disk, [this](const Record& record) { Bury(record); }}),
       kicker_(e) {}
 
-void StoreState::Close() {
-  std::vector<std::unique_ptr<Session>> ended;
-  std::vector<RecordPtr> forgotten;
-  std::vector<Completion> answers;
+absl::Status StoreState::OpenDisk(std::unique_ptr<Folder> folder) {
+  DiskTierOptions disk_options;
+  disk_options.bytes = options.disk_bytes;
+  disk_options.keep_free_bytes = options.disk_keep_free_bytes;
+  disk_options.freed = [weak = weak_from_this()] {
+    if (const std::shared_ptr<StoreState> state = weak.lock()) Spiller(state.get()).Resume();
+  };
+  std::vector<DiskTier::Found> refused;
+  absl::flat_hash_map<NamespaceId, std::shared_ptr<const Namespace>> known;
+  const auto take = [&](const DiskTier::Found& found) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    std::shared_ptr<const Namespace>& ns = known[found.image.key.ns];
+    if (ns == nullptr) {  // its canonical spec has been checked, or nothing of it would be found
+      ns = std::make_shared<const Namespace>(found.ns->tenant, *ParseCanonical(found.ns->spec));
+    }
+    const bool first = namespaces.Find(ns->id) == nullptr;
+    if (!arena->TryCharge(kRecordBytes + (first ? ns->bytes : 0))) return refused.push_back(found);
+    namespaces.Use(ns);
+    const uint32_t seconds = found.image.lifetime.expires;
+    index.AddFound(ns.get(), found.image, found.place, found.header_seq,
+                   seconds == 0 ? absl::InfiniteFuture() : absl::FromUnixSeconds(seconds));
+  };
+  const auto found = [&](const DiskTier::Found& chunk) {
+    MutexLock lock(&mu);
+    take(chunk);
+  };
+  KVFERRY_ASSIGN_OR_RETURN(DiskTier::Opened opened,
+                           DiskTier::Open(disk_options, std::move(folder), executor->Now(), found));
+  disk = std::move(opened.tier);
   {
     MutexLock lock(&mu);
-    closed = true;
+    next_seq = opened.next_seq;
+  }
+  for (const DiskTier::Found& chunk : refused) disk->Free(chunk.place, chunk.image.blocks * kDiskAlignment);
+  if (!refused.empty()) {
+    KVFERRY_LOG(kWarning, absl::StrCat("disk: ", refused.size(), " chunks are given up: a budget of ",
+                                       options.memory_bytes, " bytes has no room for their bookkeeping"));
+  }
+  ExpireNames();  // sets the timer of those that will
+  return absl::OkStatus();
+}
+
+void StoreState::Close(absl::AnyInvocable<void()> done) {
+  std::vector<std::unique_ptr<Session>> ended;
+  std::vector<Completion> answers;
+  std::vector<FlushDone> flushes;
+  std::vector<ChunkLoad::Waiter> gets;
+  {
+    Step step(this);
+    if (std::exchange(closed, true)) return;
     std::vector<SessionId> ids;
     sessions.ForEach([&ids](const Session& session) { ids.push_back(session.id); });
     for (const SessionId id : ids) ended.push_back(RemoveSession(id));
     ids.clear();
     tickets.ForEach([&ids](const Session& ticket) { ids.push_back(ticket.id); });
     for (const TicketId id : ids) Forget(ended.emplace_back(tickets.Remove(id)).get());
-    index.ForEachPublished([&forgotten](const RecordPtr& record) { forgotten.push_back(record); });
-    for (const RecordPtr& record : forgotten) Unpublish(record.get());
+    waiting -= static_cast<int>(queue.TakeAllOf(0).size());  // loads
+    for (auto& [number, write] : transfers.writes) {
+      std::move(write.waiters.begin(), write.waiters.end(), std::back_inserter(flushes));
+      index.Unhold(write.record);
+    }
+    for (auto& [number, load] : transfers.loads) {
+      std::move(load->waiters.begin(), load->waiters.end(), std::back_inserter(gets));
+      index.Unhold(load->record);
+    }
+    transfers = {};
+    std::vector<Record*> published;
+    index.ForEachAfter(0, SIZE_MAX, [&published](uint64_t, Record& record) {
+      if (record.published) published.push_back(&record);
+    });
+    for (Record* record : published) index.Unpublish(record);
     answers = std::move(due);
     due.clear();
     for (Completion& answer : answers) answer.result = absl::UnavailableError("reserve: the store is closing");
@@ -39,9 +99,18 @@ void StoreState::Close() {
     while (tasks_running_ != 0 && task_thread_ != std::this_thread::get_id()) task_done_.Wait(&kick_mu_);
   }
   ended.clear();
-  forgotten.clear();
   arena->Bury();
   for (Completion& answer : answers) std::move(answer.done)(std::move(answer.result));
+  for (FlushDone& flush : flushes) std::move(flush)(absl::UnavailableError("flush: the store is closing"));
+  for (ChunkLoad::Waiter& get : gets) std::move(get.done)(absl::UnavailableError("get: the store is closing"));
+  if (disk == nullptr) return std::move(done)();
+  disk->Close(std::move(done));
+}
+
+void StoreState::Bury(const Record& record) {
+  arena->Uncharge(kRecordBytes);
+  if (record.disk && !closed) disk->Free(record.disk, record.layout().image_bytes);
+  Unuse(record.ns->id);
 }
 
 void StoreState::RunAt(absl::Time when, absl::AnyInvocable<void(StoreState&)> task) {
@@ -122,35 +191,33 @@ StoreState::Fired StoreState::Fire(SessionId id, bool Grace::*pending, absl::Dur
 }
 
 void StoreState::AbortReservationsIfOver(SessionId id) {
-  std::vector<RecordPtr> aborted;  // die after the lock is gone
+  bool aborted = false;
   Fired fired;
   {
-    MutexLock lock(&mu);
+    Step step(this);
     fired = Fire(id, &Grace::abort_pending, options.reservation_grace);
     if (fired.over) {
-      Session* session = sessions.Find(id);
-      for (const auto& [counter, record] : session->live) {
-        if (!record->sealed) aborted.push_back(record);
-      }
-      for (const RecordPtr& record : aborted) {
-        session->live.erase(record->chunk->key().id[1]);
-        DropLive(record.get());
+      auto& live = sessions.Find(id)->live;
+      for (auto it = live.begin(); it != live.end();) {
+        const auto reservation = it++;
+        if (reservation->second->sealed) continue;
+        DropLive(reservation->second);
+        live.erase(reservation);
+        aborted = true;
       }
     }
   }
   if (fired.again != absl::InfiniteFuture()) {
     RunAt(fired.again, [id](StoreState& state) { state.AbortReservationsIfOver(id); });
   }
-  if (aborted.empty()) return;
-  aborted.clear();
-  OnMemoryFreed();
+  if (aborted) OnMemoryFreed();
 }
 
 void StoreState::EndSessionIfOver(SessionId id) {
   std::unique_ptr<Session> session;  // dies after the lock is gone
   Fired fired;
   {
-    MutexLock lock(&mu);
+    Step step(this);
     fired = Fire(id, &Grace::end_pending, options.live_grace);
     if (fired.over) {
       ++counters.sessions_expired;
@@ -168,7 +235,7 @@ void StoreState::EndSessionIfOver(SessionId id) {
 void StoreState::EndSession(SessionId id) {
   std::unique_ptr<Session> session;  // dies after the lock is gone
   {
-    MutexLock lock(&mu);
+    Step step(this);
     session = RemoveSession(id);
   }
   if (session == nullptr) return;
@@ -179,7 +246,7 @@ void StoreState::EndSession(SessionId id) {
 void StoreState::EndTicket(TicketId id) {
   std::unique_ptr<Session> ticket;  // dies after the lock is gone
   {
-    MutexLock lock(&mu);
+    Step step(this);
     ticket = tickets.Remove(id);
     if (ticket == nullptr) return;
     Forget(ticket.get());
@@ -195,13 +262,13 @@ std::unique_ptr<Session> StoreState::RemoveSession(SessionId id) {
 }
 
 void StoreState::Forget(Session* session) {
-  for (const auto& [counter, record] : session->live) DropLive(record.get());
-  for (const auto& [key, lease] : session->leases) index.Unlease(lease.record.get(), lease.count);
+  for (const auto& [counter, record] : session->live) DropLive(record);
+  for (const auto& [key, lease] : session->leases) index.Unlease(lease.record, lease.count);
   for (const NamespaceId& ns : session->namespaces) Unuse(ns);
   arena->Uncharge(kSessionBytes + session->leases.size() * kLeaseBytes +
                   session->namespaces.size() * kOpenNamespaceBytes + session->shared.size() * sizeof(ChunkKey));
   if (sessions.CountOf(session->tenant) == 0) arena->SetActive(session->tenant, false);
-  for (PendingReserve& request : queue.TakeAllOf(session->id)) {
+  for (MemoryRequest& request : queue.TakeAllOf(session->id)) {
     --waiting;
     due.push_back({std::move(request.done), absl::NotFoundError(absl::StrCat("session ", absl::Hex(session->id),
                                                                              " ended while it waited for memory"))});
@@ -210,33 +277,43 @@ void StoreState::Forget(Session* session) {
 
 void StoreState::ExpireNames() {
   constexpr size_t kMostAtOnce = 256;  // under one hold of the lock
-  std::vector<RecordPtr> expired;      // die after the lock is gone
+  size_t expired = 0;
   absl::Time again = absl::InfiniteFuture();
   {
-    MutexLock lock(&mu);
+    Step step(this);
     const absl::Time now = executor->Now();
     if (next_name_expiry <= now) next_name_expiry = absl::InfiniteFuture();  // the timer that has fired
-    for (; index.NextExpiry() <= now && expired.size() < kMostAtOnce; ++counters.expirations) {
-      expired.push_back(Unpublish(index.FirstToExpire()));
+    for (; index.NextExpiry() <= now && expired < kMostAtOnce; ++expired) {
+      index.Unpublish(index.FirstToExpire());
+      ++counters.expirations;
     }
     if (index.NextExpiry() < next_name_expiry) again = next_name_expiry = index.NextExpiry();
   }
   if (again != absl::InfiniteFuture()) RunAt(again, [](StoreState& state) { state.ExpireNames(); });
-  if (expired.empty()) return;
-  expired.clear();
-  OnMemoryFreed();
+  if (expired != 0) OnMemoryFreed();
 }
 
 void StoreState::DropLive(Record* record) {
   if (!record->sealed) ++counters.reservations_aborted;
   index.DropLive(record);
-  if (!record->published) Unuse(record->chunk->key().ns);
 }
 
-RecordPtr StoreState::Unpublish(Record* record, bool evicted) {
-  RecordPtr out = index.Unpublish(record, evicted);
-  if (!record->live) Unuse(record->chunk->key().ns);
-  return out;
+Record* StoreState::FindPublished(const Session& session, const ChunkKey& key) const {
+  Record* record = index.Find(key);
+  return record == nullptr || record->ns->tenant != session.tenant || HasExpired(*record) ? nullptr : record;
+}
+
+Record* StoreState::FindAny(const Session& session, const ChunkKey& key) const {
+  if (key.IsLive()) return session.FindLive(key);
+  const auto held = session.leases.find(key);
+  return held != session.leases.end() ? held->second.record : FindPublished(session, key);
+}
+
+BlockView StoreState::View(const std::shared_ptr<Chunk>& chunk, size_t layer) {
+  const MutableByteView slot = chunk->Slot(static_cast<int>(layer));
+  ++counters.blocks_got;
+  counters.bytes_got += slot.size();
+  return BlockView({slot}, chunk->checksums()[layer], chunk);
 }
 
 void StoreState::Unuse(const NamespaceId& ns) {

@@ -7,30 +7,37 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/time/time.h"
 #include "storage/arena.h"
 #include "storage/base/mutex.h"
+#include "storage/disk/disk_tier.h"
 #include "storage/index.h"
 #include "storage/namespaces.h"
 #include "storage/reserve_queue.h"
 #include "storage/session.h"
 #include "storage/store.h"
+#include "storage/transfers.h"
 
 namespace kvferry {
 
-// One mutex over sessions, namespaces, index and waiting reservations: each operation of the store is one step, seen
-// whole or not at all. It is held for hash look-ups only; bytes are touched, memory unmapped and callbacks run outside
-// it. Lives as long as a writer or timer does; after Close every one of them finds the store closed. Lock order: mu,
-// arena, kick_mu_, executor's.
+// One mutex over sessions, namespaces, index, waiting reservations and transfers: each operation of the store is one
+// step, seen whole or not at all. It is held for hash look-ups only; bytes are touched, memory unmapped, transfers
+// begun and callbacks run outside it. Lives as long as a writer, timer or transfer does; after Close every one of them
+// finds the store closed. Lock order: mu, the disk's, arena, kick_mu_, executor's.
 class StoreState : public FreedListener, public std::enable_shared_from_this<StoreState> {
  public:
-  StoreState(const StoreOptions& options, Executor* executor);
+  StoreState(const StoreOptions& options, Executor* executor, bool has_disk);
 
-  // Ends every session, forgets every chunk, answers every waiting reservation with UNAVAILABLE, and waits for a task
-  // that runs on the executor (unless called from it): afterwards no callback runs. Not thread-safe against calls of
-  // the store; against writers, views and timers it is.
-  void Close() ABSL_LOCKS_EXCLUDED(mu);
+  // Takes over what `folder` has, before anything else. Errors as DiskTier::Open.
+  absl::Status OpenDisk(std::unique_ptr<Folder> folder) ABSL_LOCKS_EXCLUDED(mu);
+
+  // Ends every session, forgets every chunk (but not on disk), answers with UNAVAILABLE whoever waits, and waits for a
+  // task that runs on the executor (unless called from it): afterwards no callback runs but `done`, once nothing is
+  // under way on the disk. Again it does nothing. Not thread-safe against calls of the store; against writers, views
+  // and timers it is.
+  void Close(absl::AnyInvocable<void()> done) ABSL_LOCKS_EXCLUDED(mu);
 
   // Runs `task` on the executor, not before `when`, unless the store is closed by then. Only from calls of the store.
   void RunAt(absl::Time when, absl::AnyInvocable<void(StoreState&)> task);
@@ -47,9 +54,19 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   void EndSession(SessionId id) ABSL_LOCKS_EXCLUDED(mu);
   void EndTicket(TicketId id) ABSL_LOCKS_EXCLUDED(mu);
 
-  // The live name of a record is gone, or its prefix name: the namespace goes with the last name in it.
+  // The live name of a record is gone.
   void DropLive(Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  RecordPtr Unpublish(Record* record, bool evicted = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+
+  bool HasExpired(const Record& record) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    return record.expires && index.ExpiryOf(record) <= executor->Now();
+  }
+  // nullptr if the index has no such prefix name, one that has expired, or another tenant's.
+  Record* FindPublished(const Session& session, const ChunkKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // By any name that the session may use: a live one of its own, one it leases (that very chunk, even if its name was
+  // erased since), any published one of its tenant.
+  Record* FindAny(const Session& session, const ChunkKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Of a readable layer; counted as got.
+  BlockView View(const std::shared_ptr<Chunk>& chunk, size_t layer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   // Takes names away as they expire, now and at later times. Call it when one was given that expires; only from calls
   // of the store.
@@ -58,6 +75,8 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   const StoreOptions options;
   Executor* const executor;  // for calls of the store, during which it is alive; others Kick
   const std::shared_ptr<Arena> arena;
+  const bool has_disk;
+  std::unique_ptr<DiskTier> disk;  // null without; constant once it is open
 
   // An answer that is due, on the executor.
   struct Completion {
@@ -71,7 +90,9 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   NamespaceTable namespaces ABSL_GUARDED_BY(mu);
   Index index ABSL_GUARDED_BY(mu);
   ReserveQueue queue ABSL_GUARDED_BY(mu);
+  Transfers transfers ABSL_GUARDED_BY(mu);
   std::vector<Completion> due ABSL_GUARDED_BY(mu);
+  absl::InlinedVector<absl::AnyInvocable<void()>, 2> after ABSL_GUARDED_BY(mu);  // see Step
   absl::Time next_expiry ABSL_GUARDED_BY(mu) = absl::InfiniteFuture();  // the timer of the first deadline in `queue`
   absl::Time next_name_expiry ABSL_GUARDED_BY(mu) = absl::InfiniteFuture();  // the timer of the index's first one
   StoreStats counters ABSL_GUARDED_BY(mu);                                   // counts only, the gauges are computed
@@ -100,7 +121,8 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
 
   std::unique_ptr<Session> RemoveSession(SessionId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void Unuse(const NamespaceId& ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Takes what the session holds out of the index; the records die with it, outside the lock.
+  void Bury(const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Takes what the session holds out of the index.
   void Forget(Session* session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   Executor::Task Guarded(absl::AnyInvocable<void(StoreState&)> task);
   bool EnterTask() ABSL_LOCKS_EXCLUDED(kick_mu_);
@@ -114,6 +136,24 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   int tasks_running_ ABSL_GUARDED_BY(kick_mu_) = 0;
   std::thread::id task_thread_ ABSL_GUARDED_BY(kick_mu_);
   CondVar task_done_;
+};
+
+// One step of the store: holds its mutex while it lives. What was put into `after` meanwhile is done when it ends, in
+// that order and under no lock.
+class ABSL_SCOPED_LOCKABLE Step {
+ public:
+  explicit Step(StoreState* state) ABSL_EXCLUSIVE_LOCK_FUNCTION(state->mu) : state_(state) { state_->mu.Lock(); }
+  ~Step() ABSL_UNLOCK_FUNCTION() {
+    auto after = std::move(state_->after);
+    state_->after.clear();
+    state_->mu.Unlock();
+    for (auto& todo : after) std::move(todo)();
+  }
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+ private:
+  StoreState* const state_;
 };
 
 }  // namespace kvferry

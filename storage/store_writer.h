@@ -8,30 +8,29 @@
 
 namespace kvferry {
 
-// Holds the record, and with it the extent: whatever becomes of the session, the memory is nobody else's while this
-// lives.
+// Holds the chunk's memory: whatever becomes of the session, it is nobody else's while this lives.
 class StoreWriter : public ChunkWriter {
  public:
-  StoreWriter(std::shared_ptr<StoreState> state, RecordPtr record)
-      : state_(std::move(state)), record_(std::move(record)) {}
+  StoreWriter(std::shared_ptr<StoreState> state, std::shared_ptr<Chunk> chunk, Record* record)
+      : state_(std::move(state)), chunk_(std::move(chunk)), record_(record) {}
   ~StoreWriter() override;
 
-  const ChunkKey& key() const override { return record_->chunk->key(); }
-  MutableByteView Layer(int layer) override { return record_->chunk->Slot(layer); }
+  const ChunkKey& key() const override { return chunk_->key(); }
+  MutableByteView Layer(int layer) override { return chunk_->Slot(layer); }
   void Commit(int layer, uint64_t checksum, CommitDone done) override;
   void Discard(int) override {}  // the memory is the store's
 
  private:
   absl::Status TryCommit(int layer, uint64_t checksum);
-  // OK while the session holds the chunk.
-  absl::Status CheckLive() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
+  // The session holds the chunk, and it is not sealed: until then it does not leave its memory.
+  bool IsReserved() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
+    return record_->chunk == chunk_ && record_->live && !record_->sealed;
+  }
 
   const std::shared_ptr<StoreState> state_;
-  const RecordPtr record_;
+  const std::shared_ptr<Chunk> chunk_;
+  Record* const record_;  // another chunk's, once this one has gone
 };
-
-// The image's header, by what the record is now.
-ChunkHeader HeaderOf(const Record& record, uint64_t seq);
 
 absl::Status UnknownSession(SessionId id);
 absl::Status NamespaceNotOpen(const NamespaceId& ns);

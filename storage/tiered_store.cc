@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <optional>
 #include <utility>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/status.h"
+#include "storage/disk/posix_folder.h"
+#include "storage/loader.h"
 #include "storage/reserver.h"
+#include "storage/spiller.h"
 #include "storage/store.h"
 #include "storage/store_state.h"
 #include "storage/store_writer.h"
@@ -14,14 +17,18 @@ namespace {
 
 constexpr size_t kMaxNamespacesPerSession = 1024;
 
-// The store over its tiers; the memory tier is the only one so far. Every call is one step under the state's mutex.
+// The store over its tiers. Every call is one step under the state's mutex.
 class TieredStore : public Store {
  public:
-  TieredStore(const StoreOptions& options, Executor* executor)
-      : state_(std::make_shared<StoreState>(options, executor)) {
+  TieredStore(const StoreOptions& options, Executor* executor, bool has_disk)
+      : state_(std::make_shared<StoreState>(options, executor, has_disk)) {
     state_->arena->SetListener(state_);
   }
-  ~TieredStore() override { state_->Close(); }
+  ~TieredStore() override {
+    state_->Close([] {});
+    state_->disk = nullptr;  // waits: its threads hold the state, and must not be the last to
+  }
+  absl::Status OpenDisk(std::unique_ptr<Folder> folder) { return state_->OpenDisk(std::move(folder)); }
 
   absl::StatusOr<SessionId> OpenSession(absl::string_view tenant) override;
   void SuspendSession(SessionId session) override { state_->SuspendSession(session); }
@@ -35,33 +42,28 @@ class TieredStore : public Store {
     Reserver(state_.get()).Reserve(session, ns, options, std::move(done));
   }
   absl::Status Publish(SessionId session, const ChunkKey& live, const PublishOptions& options) override;
-  void Get(SessionId session, const BlockKey& key, GetDone done) override { std::move(done)(FindBlock(session, key)); }
+  void Get(SessionId session, const BlockKey& key, GetDone done) override;
   absl::StatusOr<Match> Lookup(SessionId session, absl::Span<const ChunkKey> keys, bool lease) override;
   absl::StatusOr<TicketId> Share(SessionId session, absl::Span<const ChunkKey> keys, absl::Duration ttl) override;
   absl::StatusOr<std::vector<ChunkKey>> Redeem(SessionId session, TicketId ticket) override;
   void Release(SessionId session, absl::Span<const ChunkKey> keys) override;
-  void Prefetch(SessionId, absl::Span<const ChunkKey>) override {}
-  absl::Status Erase(SessionId session, const ChunkKey& key) override;
-  void Flush(FlushDone done) override { std::move(done)(absl::OkStatus()); }
+  void Prefetch(SessionId session, absl::Span<const ChunkKey> keys) override {
+    Loader(state_.get()).Prefetch(session, keys);
+  }
+  void Erase(SessionId session, const ChunkKey& key, EraseDone done) override;
+  void Flush(FlushDone done) override { Spiller(state_.get()).Flush(std::move(done)); }
+  void Close(absl::AnyInvocable<void()> done) override { state_->Close(std::move(done)); }
 
   StoreStats Stats() const override;
   std::vector<ChunkInfo> List(uint64_t after, size_t limit) const override;
 
  private:
   absl::Status PublishUntil(SessionId session, const ChunkKey& live, const PublishOptions& options, absl::Time expires);
-  bool HasExpired(const Record& record) const {
-    return record.expires != absl::InfiniteFuture() && record.expires <= state_->executor->Now();
-  }
-  absl::StatusOr<BlockView> FindBlock(SessionId session, const BlockKey& key);
-  // nullptr if the index has no such prefix name, one that has expired, or another tenant's.
-  RecordPtr FindPublished(const Session& session, const ChunkKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
-  // By any name that the session may use: a live one of its own, one it leases (that very chunk, even if its name was
-  // erased since), any published one of its tenant.
-  RecordPtr FindAny(const Session& session, const ChunkKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
-  // One lease less, if the session has one on the key; the record may die with what is returned, outside the lock.
-  RecordPtr ReturnLease(Session* session, const ChunkKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
-  bool LeaseTo(Session* session, const ChunkKey& key, const RecordPtr& record)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
+  // The block, or why not; nullopt: it lies on disk, and `done` will be called.
+  std::optional<absl::StatusOr<BlockView>> TryGet(SessionId session, const BlockKey& key, GetDone* done);
+  // One lease less, if the session has one on the key.
+  void ReturnLease(Session* session, const ChunkKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
+  bool LeaseTo(Session* session, const ChunkKey& key, Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
 
   const std::shared_ptr<StoreState> state_;
 };
@@ -157,80 +159,84 @@ absl::Status TieredStore::Publish(SessionId id, const ChunkKey& live, const Publ
 
 absl::Status TieredStore::PublishUntil(SessionId id, const ChunkKey& live, const PublishOptions& options,
                                        absl::Time expires) {
-  RecordPtr expired;  // dies after the lock is gone
-  MutexLock lock(&state_->mu);
+  Step step(state_.get());
   const Session* session = state_->sessions.Find(id);
   if (session == nullptr) return UnknownSession(id);
-  const RecordPtr* record = session->FindLive(live);
+  Record* record = session->FindLive(live);
   if (record == nullptr) {
     return absl::NotFoundError(absl::StrCat("publish: session has no live chunk ", ToString(live)));
   }
-  if (!(*record)->sealed) {
-    return absl::FailedPreconditionError(absl::StrCat("publish: chunk ", ToString(live), " has ",
-                                                      (*record)->committed_count, " of ", (*record)->committed.size(),
-                                                      " layers committed, expected all"));
+  if (!record->sealed) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("publish: chunk ", ToString(live), " has ", record->chunk->readable_count(), " of ",
+                     record->layout().slots.size(), " layers committed, expected all"));
   }
-  if ((*record)->chunk->ns()->spec.model.empty()) {
+  if (!record->is_somewhere()) return absl::NotFoundError(absl::StrCat("publish: chunk ", ToString(live), " is lost"));
+  if (record->ns->spec.model.empty()) {
     return absl::FailedPreconditionError(absl::StrCat("publish: namespace ", ToString(live.ns),
                                                       " names no model, so a prefix key would not say whose KV it is"));
   }
   const ChunkKey key{live.ns, options.prefix_key, live.group, live.shard};
-  if (const RecordPtr other = state_->index.Find(key); other != nullptr && HasExpired(*other)) {
-    expired = state_->Unpublish(other.get());
+  if (Record* other = state_->index.Find(key); other != nullptr && state_->HasExpired(*other)) {
+    state_->index.Unpublish(other);
     ++state_->counters.expirations;
   }
-  const bool again = (*record)->published;
+  const bool again = record->published;
   KVFERRY_RETURN_IF_ERROR(
-      state_->index.Publish(*record, options.prefix_key, options.parent, options.priority, expires));
-  if (!again) EncodeHeader(HeaderOf(**record, state_->next_seq++), (*record)->chunk->Image());
+      state_->index.Publish(record, options.prefix_key, options.parent, options.priority, expires));
+  if (!again) Spiller(state_.get()).Published(record);
   return absl::OkStatus();
 }
 
-absl::StatusOr<BlockView> TieredStore::FindBlock(SessionId id, const BlockKey& key) {
-  MutexLock lock(&state_->mu);
+void TieredStore::Get(SessionId session, const BlockKey& key, GetDone done) {
+  if (auto result = TryGet(session, key, &done)) std::move(done)(*std::move(result));
+}
+
+std::optional<absl::StatusOr<BlockView>> TieredStore::TryGet(SessionId id, const BlockKey& key, GetDone* done) {
+  Step step(state_.get());
   const Session* session = state_->sessions.Find(id);
   if (session == nullptr) return UnknownSession(id);
-  const RecordPtr record = FindAny(*session, key.chunk);
-  if (record != nullptr && key.layer >= record->committed.size()) {
+  Record* record = state_->FindAny(*session, key.chunk);
+  if (record != nullptr && key.layer >= record->layout().slots.size()) {
     return absl::InvalidArgumentError(absl::StrCat("get: layer is ", key.layer, ", expected 0 to ",
-                                                   record->committed.size() - 1, " in chunk ", ToString(key.chunk)));
+                                                   record->layout().slots.size() - 1, " in chunk ",
+                                                   ToString(key.chunk)));
   }
-  if (record == nullptr || !record->committed[key.layer]) {
+  const bool in_memory = record != nullptr && record->chunk != nullptr && record->chunk->readable(key.layer);
+  if (!in_memory && (record == nullptr || !record->disk)) {
     ++state_->counters.get_misses;
     return absl::NotFoundError(absl::StrCat("get: no block ", ToString(key)));
   }
-  if (record->published) state_->index.Touch(record.get());
-  const MutableByteView slot = record->chunk->Slot(key.layer);
-  ++state_->counters.blocks_got;
-  state_->counters.bytes_got += slot.size();
-  return BlockView({slot}, record->checksums[key.layer], record->chunk);
+  if (key.layer == 0) state_->index.Touch(record);  // whoever reads a chunk begins there
+  if (in_memory) return state_->View(record->chunk, key.layer);
+  Loader(state_.get()).Get(record, key.layer, std::move(*done));
+  return std::nullopt;
 }
 
 absl::StatusOr<Match> TieredStore::Lookup(SessionId id, absl::Span<const ChunkKey> keys, bool lease) {
   Match match;
-  MutexLock lock(&state_->mu);
+  Step step(state_.get());
   Session* session = state_->sessions.Find(id);
   if (session == nullptr) return UnknownSession(id);
   ++state_->counters.lookups;
   state_->counters.lookup_chunks_asked += keys.size();
   for (const ChunkKey& key : keys) {
-    RecordPtr record;
+    Record* record;
     if (key.IsLive()) {
-      const RecordPtr* live = session->FindLive(key);
-      if (live == nullptr || !(*live)->sealed) break;
-      record = *live;  // the session holds it: a lease would add nothing
+      record = session->FindLive(key);  // the session holds it: a lease would add nothing
+      if (record == nullptr || !record->sealed || !record->is_somewhere()) break;
     } else {
-      record = FindPublished(*session, key);
+      record = state_->FindPublished(*session, key);
       if (record == nullptr || (lease && !LeaseTo(session, key, record))) break;
     }
     ++match.chunks;
-    match.bytes += record->chunk->layout().image_bytes;
+    match.bytes += record->layout().image_bytes;
   }
   state_->counters.lookup_chunks_hit += match.chunks;
   return match;
 }
 
-bool TieredStore::LeaseTo(Session* session, const ChunkKey& key, const RecordPtr& record) {
+bool TieredStore::LeaseTo(Session* session, const ChunkKey& key, Record* record) {
   auto held = session->leases.find(key);
   if (held == session->leases.end()) {
     if (!state_->arena->TryCharge(kLeaseBytes)) return false;
@@ -238,8 +244,8 @@ bool TieredStore::LeaseTo(Session* session, const ChunkKey& key, const RecordPtr
   }
   // A lease from before the name was erased and given anew is of the chunk it was taken on, which has the same tokens.
   ++held->second.count;
-  state_->index.Lease(held->second.record.get(), 1);
-  state_->index.Touch(held->second.record.get());
+  state_->index.Lease(held->second.record, 1);
+  state_->index.Touch(held->second.record);
   return true;
 }
 
@@ -256,19 +262,22 @@ absl::StatusOr<TicketId> TieredStore::Share(SessionId id, absl::Span<const Chunk
   TicketId ticket_id = NewSessionId();
   const uint64_t name = NewSessionId() & ~kLiveBit;
   {
-    MutexLock lock(&state_->mu);
+    Step step(state_.get());
     const Session* session = state_->sessions.Find(id);
     if (session == nullptr) return UnknownSession(id);
-    std::vector<RecordPtr> records;
+    std::vector<Record*> records;
     records.reserve(keys.size());
     for (const ChunkKey& key : keys) {
-      records.push_back(FindAny(*session, key));
-      if (records.back() == nullptr) return absl::NotFoundError(absl::StrCat("share: no chunk ", ToString(key)));
-      if (!records.back()->sealed) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("share: chunk ", ToString(key), " has ", records.back()->committed_count, " of ",
-                         records.back()->committed.size(), " layers committed, expected all"));
+      Record* record = state_->FindAny(*session, key);
+      if (record == nullptr || !record->is_somewhere()) {
+        return absl::NotFoundError(absl::StrCat("share: no chunk ", ToString(key)));
       }
+      if (!record->sealed) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("share: chunk ", ToString(key), " has ", record->chunk->readable_count(), " of ",
+                         record->layout().slots.size(), " layers committed, expected all"));
+      }
+      records.push_back(record);
     }
     const uint64_t bytes = kSessionBytes + keys.size() * (kLeaseBytes + sizeof(ChunkKey));
     if (!state_->arena->TryCharge(bytes)) {
@@ -280,8 +289,8 @@ absl::StatusOr<TicketId> TieredStore::Share(SessionId id, absl::Span<const Chunk
     for (size_t i = 0; i < keys.size(); ++i) {
       ChunkKey key = keys[i];
       key.id = {name, i + 1};
-      state_->index.Lease(records[i].get(), 1);
-      ticket->leases.emplace(key, Session::Lease{std::move(records[i]), 1});
+      state_->index.Lease(records[i], 1);
+      ticket->leases.emplace(key, Session::Lease{records[i], 1});
       ticket->shared.push_back(key);
     }
   }
@@ -290,7 +299,7 @@ absl::StatusOr<TicketId> TieredStore::Share(SessionId id, absl::Span<const Chunk
 }
 
 absl::StatusOr<std::vector<ChunkKey>> TieredStore::Redeem(SessionId id, TicketId ticket_id) {
-  MutexLock lock(&state_->mu);
+  Step step(state_.get());
   Session* session = state_->sessions.Find(id);
   if (session == nullptr) return UnknownSession(id);
   const Session* ticket = state_->tickets.Find(ticket_id);
@@ -308,68 +317,53 @@ absl::StatusOr<std::vector<ChunkKey>> TieredStore::Redeem(SessionId id, TicketId
   return ticket->shared;
 }
 
-RecordPtr TieredStore::ReturnLease(Session* session, const ChunkKey& key) {
+void TieredStore::ReturnLease(Session* session, const ChunkKey& key) {
   const auto held = session->leases.find(key);
-  if (held == session->leases.end()) return nullptr;
-  RecordPtr record = held->second.record;
-  state_->index.Unlease(record.get(), 1);
+  if (held == session->leases.end()) return;
+  Record* const record = held->second.record;
   if (--held->second.count == 0) {
     session->leases.erase(held);
     state_->arena->Uncharge(kLeaseBytes);
   }
-  return record;
+  state_->index.Unlease(record, 1);
 }
 
 void TieredStore::Release(SessionId id, absl::Span<const ChunkKey> keys) {
-  absl::InlinedVector<RecordPtr, 8> released;  // die after the lock is gone
   {
-    MutexLock lock(&state_->mu);
+    Step step(state_.get());
     Session* session = state_->sessions.Find(id);
     if (session == nullptr) return;
     for (const ChunkKey& key : keys) {
-      if (key.IsLive()) {
-        const RecordPtr* live = session->FindLive(key);
-        if (live == nullptr) continue;
-        released.push_back(*live);
+      if (!key.IsLive()) {
+        ReturnLease(session, key);
+      } else if (Record* live = session->FindLive(key)) {
         session->live.erase(key.id[1]);
-        state_->DropLive(released.back().get());
-      } else {
-        released.push_back(ReturnLease(session, key));
+        state_->DropLive(live);
       }
     }
   }
-  released.clear();
   state_->OnMemoryFreed();  // what is not freed may have become evictable
 }
 
-absl::Status TieredStore::Erase(SessionId id, const ChunkKey& key) {
-  RecordPtr erased;  // dies after the lock is gone
+void TieredStore::Erase(SessionId id, const ChunkKey& key, EraseDone done) {
+  uint64_t seq = 0;
+  absl::Status status;
   {
-    MutexLock lock(&state_->mu);
+    Step step(state_.get());
     const Session* session = state_->sessions.Find(id);
-    if (session == nullptr) return UnknownSession(id);
-    erased = FindPublished(*session, key);
-    if (erased == nullptr) return absl::NotFoundError(absl::StrCat("erase: no published chunk ", ToString(key)));
-    state_->Unpublish(erased.get());
+    Record* record = session == nullptr ? nullptr : state_->FindPublished(*session, key);
+    if (session == nullptr) {
+      status = UnknownSession(id);
+    } else if (record == nullptr) {
+      status = absl::NotFoundError(absl::StrCat("erase: no published chunk ", ToString(key)));
+    } else {
+      seq = state_->next_seq++;  // above that of every image of it so far
+      state_->index.Unpublish(record);
+    }
   }
-  erased.reset();
   state_->OnMemoryFreed();  // its parent may have become evictable
-  return absl::OkStatus();
-}
-
-RecordPtr TieredStore::FindPublished(const Session& session, const ChunkKey& key) const {
-  RecordPtr record = state_->index.Find(key);
-  if (record == nullptr || record->chunk->ns()->tenant != session.tenant) return nullptr;
-  return HasExpired(*record) ? nullptr : record;
-}
-
-RecordPtr TieredStore::FindAny(const Session& session, const ChunkKey& key) const {
-  if (key.IsLive()) {
-    const RecordPtr* record = session.FindLive(key);
-    return record == nullptr ? nullptr : *record;
-  }
-  const auto held = session.leases.find(key);
-  return held != session.leases.end() ? held->second.record : FindPublished(session, key);
+  if (!status.ok() || !state_->has_disk) return std::move(done)(std::move(status));
+  state_->disk->Erase({key}, seq, std::move(done));
 }
 
 StoreStats TieredStore::Stats() const {
@@ -388,6 +382,13 @@ StoreStats TieredStore::Stats() const {
   stats.chunks_published = counts.published;
   stats.chunks_reserved = counts.reserved;
   stats.chunks_leased = counts.leased;
+  stats.chunks_on_disk = counts.on_disk;
+  if (state_->has_disk) {
+    const SegmentLog::Usage disk = state_->disk->usage();
+    stats.disk_budget_bytes = state_->options.disk_bytes;
+    stats.disk_used_bytes = disk.bytes;
+    stats.disk_live_bytes = disk.live_bytes;
+  }
   return stats;
 }
 
@@ -400,16 +401,18 @@ std::vector<ChunkInfo> TieredStore::List(uint64_t after, size_t limit) const {
   {
     MutexLock lock(&state_->mu);
     state_->index.ForEachAfter(after, limit, [&](uint64_t number, const Record& record) {
+      const ChunkLayout& layout = record.layout();
       ChunkInfo& info = chunks.emplace_back();
       info.number = number;
-      info.key = record.published ? record.PublishedKey() : record.chunk->key();
+      info.key = record.key();
       info.state = record.published ? "published" : record.sealed ? "live" : "reserved";
-      info.bytes = record.chunk->layout().image_bytes;
-      info.tokens = record.chunk->layout().tokens;
+      info.bytes = layout.image_bytes;
+      info.tokens = layout.tokens;
       info.leases = record.leases;
-      info.layers = static_cast<uint32_t>(record.committed.size());
-      info.layers_committed = record.committed_count;
-      namespaces.push_back(record.chunk->ns());
+      info.layers = static_cast<uint32_t>(layout.slots.size());
+      info.layers_committed =
+          record.sealed ? info.layers : static_cast<uint32_t>(record.chunk->readable_count());
+      namespaces.push_back(state_->namespaces.Find(record.ns->id));
     });
   }
   for (size_t i = 0; i < chunks.size(); ++i) {
@@ -437,13 +440,31 @@ absl::Status Validate(const StoreOptions& options) {
   constexpr uint64_t kMost = uint64_t{1} << 50;
   KVFERRY_RETURN_IF_ERROR(Between("memory_bytes", options.memory_bytes, 64 * kKiB, kMost));
   KVFERRY_RETURN_IF_ERROR(Between("segment_bytes", options.segment_bytes, kImageAlignment, kMost));
+  if (!options.disk_path.empty() || options.disk_bytes != 0) {
+    KVFERRY_RETURN_IF_ERROR(Between("disk_bytes", options.disk_bytes, kMiB, kMost));
+  }
+  KVFERRY_RETURN_IF_ERROR(NotNegative("load_patience", options.load_patience));
   KVFERRY_RETURN_IF_ERROR(NotNegative("live_grace", options.live_grace));
   return NotNegative("reservation_grace", options.reservation_grace);
 }
 
 absl::StatusOr<std::unique_ptr<Store>> OpenStore(const StoreOptions& options, Executor* executor) {
   KVFERRY_RETURN_IF_ERROR(Validate(options));
-  return std::make_unique<TieredStore>(options, executor);
+  std::unique_ptr<Folder> folder;
+  if (!options.disk_path.empty()) {
+    PosixFolderOptions where;
+    where.path = options.disk_path;
+    KVFERRY_ASSIGN_OR_RETURN(folder, OpenPosixFolder(where));
+  }
+  return OpenStore(options, executor, std::move(folder));
+}
+
+absl::StatusOr<std::unique_ptr<Store>> OpenStore(const StoreOptions& options, Executor* executor,
+                                                 std::unique_ptr<Folder> folder) {
+  KVFERRY_RETURN_IF_ERROR(Validate(options));
+  auto store = std::make_unique<TieredStore>(options, executor, folder != nullptr);
+  if (folder != nullptr) KVFERRY_RETURN_IF_ERROR(store->OpenDisk(std::move(folder)));
+  return store;
 }
 
 }  // namespace kvferry

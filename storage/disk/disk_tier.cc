@@ -68,12 +68,14 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
   log_options.bytes = options.bytes;
   log_options.segment_bytes = std::min(options.segment_bytes, options.bytes / 8);
   log_options.keep_free_bytes = options.keep_free_bytes;
+  log_options.freed = options.freed;
   log_options.removed = [manifest = tier.manifest_.get()](uint32_t segment) { manifest->Forget(segment); };
   tier.log_ = std::make_unique<SegmentLog>(log_options, tier.folder_.get());
 
   struct Image {
     ImageEntry image;
     DiskPlace place;
+    uint64_t header_seq = 0;
   };
   absl::flat_hash_map<ChunkKey, Image> images;
   std::vector<Image> older;
@@ -81,7 +83,7 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
   const int64_t seconds = absl::ToUnixSeconds(now);
   uint64_t oldest = UINT64_MAX, youngest = tier.manifest_->youngest_seq();
   const auto keep = [&](const ImageEntry& entry, DiskPlace place) {
-    Image candidate{entry, place};
+    Image candidate{entry, place, entry.seq};
     if (!tier.manifest_->Resolve(place, &candidate.image)) return false;
     youngest = std::max(youngest, candidate.image.seq);
     const ImageEntry& image = candidate.image;
@@ -99,7 +101,7 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
   KVFERRY_RETURN_IF_ERROR(tier.log_->Recover([&](const ChunkKey& key) { return layouts.Of(key); }, keep));
   for (const Image& image : older) tier.Free(image.place, image.image.blocks * kDiskAlignment);
   KVFERRY_RETURN_IF_ERROR(tier.manifest_->Compact(oldest));
-  for (const auto& [key, image] : images) found({tier.manifest_->Find(key.ns), image.image, image.place});
+  for (const auto& [key, image] : images) found({tier.manifest_->Find(key.ns), image.image, image.place, image.header_seq});
   opened.next_seq = youngest + 1;
   return opened;
 }

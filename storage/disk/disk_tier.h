@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +22,8 @@ struct DiskTierOptions {
   uint64_t bytes = 0;                     // hard bound on what the folder's segments take
   uint64_t segment_bytes = 256 * kMiB;    // less where the bound is small: at most an eighth of it
   uint64_t keep_free_bytes = 256 * kMiB;  // left to others on the volume
+  // Told that room has come back, on a thread of the folder's and under no lock. May be empty.
+  std::function<void()> freed;
 };
 
 // Images in segments and a manifest beside them, as one. Which images there are is the store's to remember; this knows
@@ -33,6 +36,7 @@ class DiskTier {
     std::shared_ptr<const NamespaceEntry> ns;
     ImageEntry image;
     DiskPlace place;
+    uint64_t header_seq = 0;  // that the image's own header has
   };
   struct Opened {
     std::unique_ptr<DiskTier> tier;
@@ -53,6 +57,8 @@ class DiskTier {
 
   // See SegmentLog.
   bool HasRoom(uint64_t bytes) const { return log_->HasRoom(bytes); }
+  uint64_t Lack(uint64_t bytes) const { return log_->Lack(bytes); }
+  void Post(absl::AnyInvocable<void()> task) { log_->Run(std::move(task)); }
   void Write(IoPieces image, const ImageEntry& entry, SegmentLog::AppendDone done) {
     log_->Append(std::move(image), entry, std::move(done));
   }
@@ -61,6 +67,10 @@ class DiskTier {
   }
   // An image's room comes back, soon. It may be found again after a loss of power: its bytes are still the chunk's.
   void Free(DiskPlace place, uint64_t bytes);
+
+  // An image is not what it should be: it is not found again, and its room stays taken until the next start, so that
+  // somebody can look at it.
+  void Quarantine(DiskPlace place) { manifest_->Note(FreedEntry{place}); }
 
   // The image at `place`, written under another name, has been published under this one. Durable with the next Flush.
   void Publish(DiskPlace place, const ImageEntry& as);

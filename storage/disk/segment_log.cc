@@ -60,6 +60,14 @@ bool SegmentLog::HasRoom(uint64_t bytes) const {
   return (active_ != nullptr && waiting_.empty() && Fits(*active_, blocks)) || MayGrow(blocks);
 }
 
+uint64_t SegmentLog::Lack(uint64_t bytes) const {
+  const uint64_t blocks = bytes / kDiskAlignment;
+  MutexLock lock(&mu_);
+  if (growing_ != 0 || (active_ != nullptr && Fits(*active_, blocks))) return 0;
+  const uint64_t taken = allocated_ - std::min(allocated_, freeing_) + RoomFor(blocks);
+  return taken > options_.bytes ? taken - options_.bytes : 0;
+}
+
 void SegmentLog::Append(IoPieces image, const ImageEntry& entry, AppendDone done) {
   Pending pending{std::move(image), entry, std::move(done)};
   pending.entry.blocks = static_cast<uint32_t>(BlocksOf(pending.image));
@@ -207,7 +215,7 @@ void SegmentLog::Seal(const SegmentPtr& segment) {
     if (status.ok()) segment->synced = std::max(segment->synced, written);
     RemoveIfEmpty(segment);
   }
-  Recount(segment);
+  Recount(segment, 0);
 }
 
 absl::Status SegmentLog::WriteFooter(const Segment& segment, std::vector<ImageEntry> images) {
@@ -230,33 +238,43 @@ void SegmentLog::Free(DiskPlace place, uint64_t bytes) {
   auto& images = segment->images;
   std::erase_if(images, [place](const ImageEntry& image) { return image.block == place.block; });
   if (segment->live_blocks == 0 && segment->sealed) return RemoveIfEmpty(segment);
+  freeing_ += bytes;
   Post([this, segment, place, bytes] {
     const absl::Status status = segment->file->Punch(place.offset(), bytes);
     if (!status.ok() && !absl::IsUnimplemented(status)) {
       KVFERRY_LOG_EVERY(kWarning, absl::Minutes(1), absl::StrCat("disk: room is not given back: ", status.message()));
     }
-    Recount(segment);
+    Recount(segment, bytes);
   });
 }
 
 void SegmentLog::RemoveIfEmpty(const SegmentPtr& segment) {
   if (!segment->sealed || segment->live_blocks != 0 || segments_.erase(segment->number) == 0) return;
+  freeing_ += segment->allocated;
   Post([this, segment] {
     const absl::Status status = folder_->Remove(NameOf(segment->number));
     if (!status.ok()) KVFERRY_LOG(kWarning, absl::StrCat("disk: ", status.message()));
     if (status.ok() && options_.removed) options_.removed(segment->number);
-    MutexLock lock(&mu_);
-    allocated_ -= segment->allocated;
+    {
+      MutexLock lock(&mu_);
+      allocated_ -= segment->allocated;
+      freeing_ -= segment->allocated;
+    }
+    if (options_.freed) options_.freed();
   });
 }
 
-void SegmentLog::Recount(const SegmentPtr& segment) {
+void SegmentLog::Recount(const SegmentPtr& segment, uint64_t freed) {
   const absl::StatusOr<uint64_t> now = segment->file->AllocatedBytes();
-  if (!now.ok()) return;
-  MutexLock lock(&mu_);
-  if (segments_.find(segment->number) == segments_.end()) return;
-  allocated_ += *now - segment->allocated;
-  segment->allocated = *now;
+  {
+    MutexLock lock(&mu_);
+    freeing_ -= freed;
+    if (now.ok() && segments_.find(segment->number) != segments_.end()) {
+      allocated_ += *now - segment->allocated;
+      segment->allocated = *now;
+    }
+  }
+  if (options_.freed) options_.freed();
 }
 
 // ---- at start ----

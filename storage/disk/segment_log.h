@@ -27,6 +27,8 @@ struct SegmentLogOptions {
   uint64_t keep_free_bytes = 256 * kMiB;  // left to others on the volume
   // Told that a segment is gone, under no lock. May be empty.
   std::function<void(uint32_t segment)> removed;
+  // Told that room has come back, under no lock. May be empty.
+  std::function<void()> freed;
 };
 
 // Thread-safe; no call but Recover and the destructor blocks. Callbacks run on the folder's threads, under no lock.
@@ -52,6 +54,8 @@ class SegmentLog {
 
   // Whether an image of this size can be appended now, as far as the bounds go.
   bool HasRoom(uint64_t bytes) const;
+  // Bytes that are still to be freed before there is, beside those that are coming back already.
+  uint64_t Lack(uint64_t bytes) const;
 
   // Writes an image, whole blocks in all, and tells its place once it can be read. RESOURCE_EXHAUSTED: a bound is
   // reached, or the volume is full.
@@ -66,6 +70,12 @@ class SegmentLog {
   // Writes the footer of the segment that was appended to, so that the next start need not read its images. Done when
   // nothing is under way. Nothing may be appended any more.
   void Close(absl::AnyInvocable<void()> done);
+
+  // Runs `task`, which may block, on a thread of the folder's; it counts as under way.
+  void Run(absl::AnyInvocable<void()> task) {
+    MutexLock lock(&mu_);
+    Post(std::move(task));
+  }
 
   struct Usage {
     uint64_t segments = 0;
@@ -109,7 +119,8 @@ class SegmentLog {
   void Seal(const SegmentPtr& segment) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WriteFooter(const Segment& segment, std::vector<ImageEntry> images);
   void RemoveIfEmpty(const SegmentPtr& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Recount(const SegmentPtr& segment) ABSL_LOCKS_EXCLUDED(mu_);
+  // `freed`: bytes that should have come back.
+  void Recount(const SegmentPtr& segment, uint64_t freed) ABSL_LOCKS_EXCLUDED(mu_);
   // Runs `task` on a thread of the folder's; it counts as under way until it has ended.
   void Post(absl::AnyInvocable<void()> task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End() ABSL_LOCKS_EXCLUDED(mu_);
@@ -129,6 +140,7 @@ class SegmentLog {
   uint64_t growing_ ABSL_GUARDED_BY(mu_) = 0;         // bytes of the segment that is being made
   uint32_t last_number_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t allocated_ ABSL_GUARDED_BY(mu_) = 0;  // by all segments
+  uint64_t freeing_ ABSL_GUARDED_BY(mu_) = 0;    // of them, what is on its way back
   int under_way_ ABSL_GUARDED_BY(mu_) = 0;
   absl::AnyInvocable<void()> closed_ ABSL_GUARDED_BY(mu_);
 };

@@ -212,18 +212,6 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path) {
   return trace;
 }
 
-std::string WritePolicyName(WritePolicy policy) {
-  switch (policy) {
-    case WritePolicy::kWriteBack:
-      return "write_back";
-    case WritePolicy::kWriteThrough:
-      return "write_through";
-    case WritePolicy::kOnSecondHit:
-      break;
-  }
-  return "on_second_hit";
-}
-
 TraceResult Play(const Trace& trace, const TraceOptions& options) {
   Player player(options);
   for (const std::vector<uint64_t>& names : trace) player.Request(names);

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "storage/eviction.h"
+#include "storage/write_policy.h"
 
 namespace kvferry {
 
@@ -16,17 +17,6 @@ using Trace = std::vector<std::vector<uint64_t>>;
 // From a file, plain or gzip, of one JSON object a line with an array of numbers "hash_ids". NOT_FOUND or
 // INVALID_ARGUMENT name the file and the line.
 absl::StatusOr<Trace> ReadTrace(const std::string& path);
-
-// When a chunk is written to disk.
-enum class WritePolicy {
-  kWriteBack,     // when memory gives it up
-  kWriteThrough,  // as soon as it is there
-  kOnSecondHit,   // when memory gives it up, if it was asked for or came a second time, as far as names are
-                  // remembered (as many as the store holds chunks); else it is lost
-};
-inline constexpr WritePolicy kWritePolicies[] = {WritePolicy::kWriteBack, WritePolicy::kWriteThrough,
-                                                 WritePolicy::kOnSecondHit};
-std::string WritePolicyName(WritePolicy policy);
 
 struct TraceOptions {
   PolicyKind policy = PolicyKind::kS3Fifo;

@@ -30,7 +30,7 @@ TEST_F(SessionTest, AnEndedSessionIsNotFound) {
   EXPECT_EQ(Reserve(session_, ns_).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(Publish(session_, live, 9).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(store_->OpenNamespace(session_, SmallSpec()).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(store_->Erase(session_, published).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Erase(session_, published).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(store_->ResumeSession("tenant", session_).code(), absl::StatusCode::kNotFound);
   store_->SuspendSession(session_);
   store_->Release(session_, {live});
@@ -137,7 +137,7 @@ TEST_F(SessionTest, ANamespaceLivesAsLongAsItIsUsed) {
   store_->EndSession(session_);
   EXPECT_EQ(store_->Stats().namespaces, 1u) << "its chunk";
   const SessionId other = Session();
-  ASSERT_TRUE(store_->Erase(other, key).ok());
+  ASSERT_TRUE(Erase(other, key).ok());
   EXPECT_EQ(store_->Stats().namespaces, 0u);
   EXPECT_EQ(Reserve(other, ns_).status().code(), absl::StatusCode::kNotFound) << "not open in this session";
 }

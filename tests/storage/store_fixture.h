@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "storage/base/checksum.h"
-#include "storage/index.h"
+#include "storage/record.h"
 #include "storage/store.h"
 #include "tests/base/specs.h"
 #include "tests/support/manual_executor.h"
@@ -112,6 +112,12 @@ class StoreFixture : public testing::Test {
     EXPECT_TRUE(status.ok()) << status;
     store_->Release(session, {live});
     return Prefix(ns, id);
+  }
+
+  absl::Status Erase(SessionId session, const ChunkKey& key) {
+    absl::Status result = absl::InternalError("not answered at once");
+    store_->Erase(session, key, [&result](absl::Status status) { result = std::move(status); });
+    return result;
   }
 
   absl::StatusOr<BlockView> Get(SessionId session, const ChunkKey& key, int layer = 0) {

@@ -78,31 +78,6 @@ TEST_F(StoreLife, CommitChecksItsLayer) {
   EXPECT_EQ(Get(session_, writer.key(), 2).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(StoreLife, TheStoreWritesTheHeader) {
-  absl::StatusOr<Writers> writers = Reserve(session_, ns_);
-  ChunkWriter& writer = *(*writers)[0];
-  Seal(writer, 5);
-  const ChunkLayout layout = ChunkLayout::For(SmallSpec(), 0);
-  const ByteView image(writer.Layer(0).data() - layout.slots[0].offset, layout.image_bytes);
-  absl::StatusOr<ChunkHeader> header = DecodeHeader(image);
-  ASSERT_TRUE(header.ok()) << header.status();
-  EXPECT_EQ(header->key, writer.key());
-  EXPECT_EQ(header->tokens, 4u);
-  EXPECT_EQ(header->image_bytes, layout.image_bytes);
-  ASSERT_EQ(header->checksums.size(), 2u);
-  for (int layer = 0; layer < 2; ++layer) {
-    EXPECT_EQ(header->checksums[layer],
-              BlockChecksum(image.subspan(layout.slots[layer].offset, layout.slots[layer].size)));
-  }
-  const uint64_t sealed_seq = header->seq;
-  ASSERT_TRUE(Publish(session_, writer.key(), 7, 6).ok());
-  header = DecodeHeader(image);
-  ASSERT_TRUE(header.ok()) << header.status();
-  EXPECT_EQ(header->key, Prefix(ns_, 7));
-  EXPECT_EQ(header->parent, (Id128{0, 6}));
-  EXPECT_GT(header->seq, sealed_seq);
-}
-
 // B30: a writer that is gone before it sealed leaves nothing behind.
 TEST_F(StoreLife, B30_AnUnsealedWriterIsAborted) {
   const uint64_t before = store_->Stats().memory_used_bytes;
@@ -274,7 +249,7 @@ TEST_F(StoreLife, WhatAnotherTenantOwnsDoesNotExist) {
   EXPECT_FALSE(Has(other, published, 7));
   EXPECT_FALSE(Has(other, live, 1));
   EXPECT_EQ(Lookup(other, {published}, true), 0);
-  EXPECT_EQ(store_->Erase(other, published).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Erase(other, published).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(Publish(other, live, 9).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(Reserve(other, ns_).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(store_->ResumeSession("other tenant", session_).code(), absl::StatusCode::kNotFound);
@@ -302,10 +277,10 @@ TEST_F(StoreLife, ReserveChecksWhatItIsAsked) {
 
 TEST_F(StoreLife, EraseTakesTheNameAway) {
   const ChunkKey key = Published(session_, ns_, 7);
-  ASSERT_TRUE(store_->Erase(session_, key).ok());
+  ASSERT_TRUE(Erase(session_, key).ok());
   EXPECT_FALSE(Has(session_, key, 7));
-  EXPECT_EQ(store_->Erase(session_, key).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(store_->Erase(session_, Live(session_, ns_, 1)).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Erase(session_, key).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Erase(session_, Live(session_, ns_, 1)).code(), absl::StatusCode::kNotFound);
 }
 
 // B69: who leased it goes on reading those bytes, even when the name has been given to another chunk.
@@ -313,7 +288,7 @@ TEST_F(StoreLife, B69_AnErasedChunkStaysWithWhoLeasesIt) {
   const SessionId other = Session();
   const ChunkKey key = Published(session_, ns_, 7);
   ASSERT_EQ(Lookup(other, {key}, true), 1);
-  ASSERT_TRUE(store_->Erase(session_, key).ok());
+  ASSERT_TRUE(Erase(session_, key).ok());
   EXPECT_TRUE(Has(other, key, 7));
   EXPECT_FALSE(Has(session_, key, 7));
   ASSERT_TRUE(Publish(session_, Live(session_, ns_, 8), 7).ok());
@@ -396,7 +371,7 @@ TEST_F(StoreLife, ListsEveryChunkOnceInSteps) {
   // What goes between two steps neither ends the listing nor brings a chunk twice.
   const std::vector<ChunkInfo> front = store_->List(0, 2);
   ASSERT_EQ(front.size(), 2u);
-  ASSERT_TRUE(store_->Erase(session_, Prefix(ns_, 1)).ok());
+  ASSERT_TRUE(Erase(session_, Prefix(ns_, 1)).ok());
   store_->Release(session_, {all[2].key});
   const std::vector<ChunkInfo> rest = store_->List(front.back().number, 2);
   ASSERT_EQ(rest.size(), 1u);
@@ -417,7 +392,7 @@ TEST_F(StoreLife, EverythingReleasedIsEverythingFree) {
   Live(session_, ns_, 100);
   absl::StatusOr<Writers> writers = Reserve(session_, ns_, 3);
   EXPECT_EQ(Lookup(session_, keys, true), 20);
-  for (const ChunkKey& key : keys) ASSERT_TRUE(store_->Erase(session_, key).ok());
+  for (const ChunkKey& key : keys) ASSERT_TRUE(Erase(session_, key).ok());
   store_->EndSession(session_);
   writers->clear();
   ExpectEmpty();
@@ -475,7 +450,7 @@ TEST_F(StoreExpiry, AnExpiredNameIsGivenAnew) {
   PublishedFor(1, absl::Minutes(5));
   executor_.Set(executor_.Now() + absl::Minutes(6));
   EXPECT_FALSE(Has(session_, Prefix(ns_, 1), 1));
-  EXPECT_EQ(store_->Erase(session_, Prefix(ns_, 1)).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Erase(session_, Prefix(ns_, 1)).code(), absl::StatusCode::kNotFound);
   PublishedFor(1, absl::InfiniteDuration());
   executor_.Advance(absl::Hours(1000));
   EXPECT_TRUE(Has(session_, Prefix(ns_, 1), 1));

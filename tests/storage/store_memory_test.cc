@@ -119,11 +119,11 @@ TEST_F(StoreMemory, B41_ATailWithoutItsHead) {
   SetUpFor(4);
   std::vector<ChunkKey> chain;
   for (uint64_t i = 1; i <= 3; ++i) chain.push_back(Published(session_, ns_, i, i - 1));
-  ASSERT_TRUE(store_->Erase(session_, chain[0]).ok());
+  ASSERT_TRUE(Erase(session_, chain[0]).ok());
   EXPECT_EQ(Lookup(session_, chain, false), 0);
   Published(session_, ns_, 1);
   EXPECT_EQ(Lookup(session_, chain, false), 3);
-  ASSERT_TRUE(store_->Erase(session_, chain[0]).ok());
+  ASSERT_TRUE(Erase(session_, chain[0]).ok());
   for (uint64_t i = 0; i < 4; ++i) Live(session_, ns_, 100 + i);
   EXPECT_EQ(store_->Stats().chunks_published, 0u) << "unreachable, and reclaimed";
 }
@@ -208,7 +208,7 @@ TEST_F(StoreMemory, B44_SmallThenLarge) {
   for (uint64_t i = 1; i <= 1700; ++i) {
     const ChunkKey key = Published(session_, small, 10000 + i);
     if (i % 2 != 0) continue;  // every second small one is kept
-    ASSERT_TRUE(store_->Erase(session_, key).ok());
+    ASSERT_TRUE(Erase(session_, key).ok());
   }
   absl::StatusOr<Writers> writers = Reserve(session_, large);
   ASSERT_TRUE(writers.ok()) << writers.status();

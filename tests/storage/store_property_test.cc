@@ -129,7 +129,7 @@ void StoreProperty::Step(Oracle& oracle, std::mt19937& random) {
     case 8:
       if (random() % 4 != 0) return;
       if (random() % 2 == 0) {
-        if (!store_->Erase(client.id, Prefix(ns_, prefix)).ok()) return;
+        if (!Erase(client.id, Prefix(ns_, prefix)).ok()) return;
         for (Oracle::Client& c : oracle.clients) {
           for (auto& [counter, chunk] : c.live) {
             if (chunk.prefix == prefix) chunk.prefix = 0;
@@ -167,7 +167,7 @@ TEST_P(StoreProperty, NothingHeldIsLostAndNoByteIsWrong) {
   EXPECT_GT(store_->Stats().evictions, 0u);
   const SessionId last = Session();
   for (Oracle::Client& client : oracle.clients) store_->EndSession(client.id);
-  for (uint64_t prefix = 0; prefix <= 50; ++prefix) (void)store_->Erase(last, Prefix(ns_, prefix));
+  for (uint64_t prefix = 0; prefix <= 50; ++prefix) (void)Erase(last, Prefix(ns_, prefix));
   store_->EndSession(last);
   ExpectEmpty();
 }

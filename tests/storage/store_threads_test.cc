@@ -114,7 +114,7 @@ void StoreThreads::Work(int thread, uint32_t seed) {
       case 5:
         switch (random() % 10) {
           case 0:
-            (void)store_->Erase(session, prefix);
+            store_->Erase(session, prefix, [](const absl::Status&) {});
             break;
           case 1:
             store_->SuspendSession(session);
@@ -157,7 +157,7 @@ TEST_F(StoreThreads, EightThreadsOneSmallStore) {
   for (const char* tenant : {"even", "odd"}) {
     const SessionId session = *store_->OpenSession(tenant);
     const NamespaceId ns = HashNamespace(tenant, Spec());
-    for (uint64_t id = 1; id <= 30; ++id) (void)store_->Erase(session, ChunkKey{ns, {0, id}, 0, 0});
+    for (uint64_t id = 1; id <= 30; ++id) store_->Erase(session, ChunkKey{ns, {0, id}, 0, 0}, [](const absl::Status&) {});
     store_->EndSession(session);
   }
   const StoreStats stats = store_->Stats();

@@ -1,0 +1,47 @@
+// The way from disk to memory.
+#pragma once
+
+#include <memory>
+
+#include "storage/store_state.h"
+
+namespace kvferry {
+
+// The operations on StoreState that read chunks from disk: one read of each, however many wait, and its layers can be
+// read as they arrive. Holds nothing itself. All that takes the lock needs a Step.
+class Loader {
+ public:
+  explicit Loader(StoreState* state) : state_(*state) {}
+
+  // A block of a chunk that lies on disk: answered when it has been read, or cannot be.
+  void Get(Record* record, size_t layer, GetDone done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+
+  // See Store::Prefetch.
+  void Prefetch(SessionId session, absl::Span<const ChunkKey> keys) ABSL_LOCKS_EXCLUDED(state_.mu);
+
+  // The memory that a load waited for: begins to read. Or there is none.
+  void Begin(Record* record, const Extent& extent) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void Refuse(Record* record, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+
+  // Follows hints as far as there is memory.
+  void FollowHints() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+
+ private:
+  ChunkLoad* Find(const Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // nullptr if it has failed, and perhaps another one has begun since.
+  ChunkLoad* Find(ChunkNumber number, const std::shared_ptr<Chunk>& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  ChunkLoad* Open(Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // On a thread of the disk's: a piece has been read, or could not be.
+  void Arrived(ChunkNumber number, size_t piece, const std::shared_ptr<Chunk>& chunk, const absl::Status& status)
+      ABSL_LOCKS_EXCLUDED(state_.mu);
+  // Answers those whose layer is there.
+  void Deliver(ChunkLoad* load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void Answer(ChunkLoad* load, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // `lost`: the bytes that were read are not the chunk's.
+  void Fail(ChunkNumber number, const absl::Status& status, bool lost) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void End(ChunkNumber number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+
+  StoreState& state_;
+};
+
+}  // namespace kvferry
