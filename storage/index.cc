@@ -144,8 +144,8 @@ absl::Status Index::Publish(Record* record, const Id128& prefix_key, const Id128
   const ChunkKey key = Sibling(record->key(), prefix_key);
   if (record->published) {
     if (record->id == prefix_key) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat("the chunk is published as ", ToString(record->id),
-                                                      ", asked for ", ToString(prefix_key)));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the chunk is published as ", ToString(record->id), ", asked for ", ToString(prefix_key)));
   }
   if (published_.contains(key)) {
     return absl::AlreadyExistsError(absl::StrCat("chunk ", ToString(key), " is there already; it stays"));
@@ -235,9 +235,7 @@ void Index::CountAtParent(const Record& record, int children, int in_memory, Tur
 
 // ---- who may go ----
 
-bool Index::MayLeave(const Record& record) {
-  return record.disk || (IsUnheld(record) && record.family.children == 0);
-}
+bool Index::MayLeave(const Record& record) { return record.disk || (IsUnheld(record) && record.family.children == 0); }
 
 Index::Queue Index::QueueFor(const Record& record, bool has_disk) {
   if (record.chunk == nullptr || !record.sealed || record.holds != 0 || record.pinned) return Queue::kNone;
@@ -404,8 +402,8 @@ absl::Status Index::CheckInvariants() const {
     held += record.queue == Queue::kHeld ? 1 : 0;
     ready += record.queue == Queue::kReady ? 1 : 0;
     ready_bytes += record.queue == Queue::kReady ? bytes : 0;
-    const bool disk_queued = record.published && record.disk && IsUnheld(record) && record.family.children == 0 &&
-                             record.holds == 0;
+    const bool disk_queued =
+        record.published && record.disk && IsUnheld(record) && record.family.children == 0 && record.holds == 0;
     if (record.disk_queued != disk_queued) return wrong(record, "is queued for the disk, or not");
     on_disk += disk_queued ? 1 : 0;
     if (record.dirty != dirty_.contains(number)) return wrong(record, "is dirty, or not");
@@ -438,9 +436,9 @@ absl::Status Index::CheckInvariants() const {
     if (!families.contains(key) || Find(key) != nullptr) return absl::InternalError("orphans that are none");
   }
   if (counts.live != counts_.live || counts.reserved != counts_.reserved || counts.published != counts_.published ||
-      counts.leased != counts_.leased || counts.on_disk != counts_.on_disk ||
-      counts.live_bytes != counts_.live_bytes || counts.leased_bytes != counts_.leased_bytes ||
-      counts.evictable_bytes != counts_.evictable_bytes || counts.sealed_bytes != counts_.sealed_bytes) {
+      counts.leased != counts_.leased || counts.on_disk != counts_.on_disk || counts.live_bytes != counts_.live_bytes ||
+      counts.leased_bytes != counts_.leased_bytes || counts.evictable_bytes != counts_.evictable_bytes ||
+      counts.sealed_bytes != counts_.sealed_bytes) {
     return absl::InternalError("the gauges do not agree");
   }
   if (published != published_.size() || ranked != memory_.size() || held != held_.size() || ready != ready_.size() ||

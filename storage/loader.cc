@@ -197,8 +197,8 @@ void Loader::Fail(ChunkNumber number, const absl::Status& status, bool lost) {
   ChunkLoad* const load = state_.transfers.loads.at(number).get();
   Record* const record = load->record;
   ++state_.counters.disk_reads_failed;
-  KVFERRY_LOG_EVERY(kWarning, absl::Seconds(1), absl::StrCat("disk: chunk ", ToString(record->key()), " is not read: ",
-                                                             status.message()));
+  KVFERRY_LOG_EVERY(kWarning, absl::Seconds(1),
+                    absl::StrCat("disk: chunk ", ToString(record->key()), " is not read: ", status.message()));
   Answer(load, absl::NotFoundError(absl::StrCat("get: chunk ", ToString(record->key()), ": ", status.message())));
   if (lost) {
     Spiller(&state_).Lose(record, "its image on disk");

@@ -55,7 +55,7 @@ struct Record {
   enum class Queue : uint8_t { kNone, kRanked, kHeld, kReady };
 
   Queue queue = Queue::kNone;
-  uint8_t counted = 0;        // as what Index last counted it
+  uint8_t counted = 0;     // as what Index last counted it
   bool in_memory = false;  // ranked among those in memory; counted by its parent as there
   bool on_disk = false;    // ranked among those on disk
   bool disk_queued = false;

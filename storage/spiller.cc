@@ -13,10 +13,10 @@
 namespace kvferry {
 namespace {
 
-constexpr uint64_t kReadyShare = 16;             // of the budget is kept free or ready to be dropped
-constexpr uint64_t kMostWriting = 64 * kMiB;     // or one chunk, if that is more
-constexpr uint64_t kBytesForName = 4096;         // of the budget, for each name that is remembered
-constexpr int kMostRefusals = 3;                 // of one chunk, before its write fails
+constexpr uint64_t kReadyShare = 16;          // of the budget is kept free or ready to be dropped
+constexpr uint64_t kMostWriting = 64 * kMiB;  // or one chunk, if that is more
+constexpr uint64_t kBytesForName = 4096;      // of the budget, for each name that is remembered
+constexpr int kMostRefusals = 3;              // of one chunk, before its write fails
 constexpr absl::Duration kPause = absl::Seconds(1);
 
 uint32_t NameOf(const Record& record) { return Ghosts::Fingerprint(absl::HashOf(record.key())); }
@@ -112,9 +112,9 @@ void Spiller::StartWrites() {
     transfers.to_write.pop_front();
     if (room == Room::kNone) {
       ++state_.counters.disk_writes_failed;
-      End(number, absl::ResourceExhaustedError(absl::StrCat(
-                      "disk: no room for ", bytes, " bytes: bound ", state_.options.disk_bytes,
-                      ", and nothing that lies there may go")));
+      End(number, absl::ResourceExhaustedError(absl::StrCat("disk: no room for ", bytes, " bytes: bound ",
+                                                            state_.options.disk_bytes,
+                                                            ", and nothing that lies there may go")));
       Pause();
       continue;
     }
@@ -193,8 +193,11 @@ void Spiller::Send(ChunkNumber number, const std::shared_ptr<Chunk>& chunk, cons
   IoPieces pieces = {head->view()};
   if (head->size() < image.size()) pieces.push_back(image.subspan(head->size()));
   state_.disk->Write(std::move(pieces), entry,
-                     [self = state_.shared_from_this(), number, entry, chunk, head](
-                         const absl::StatusOr<DiskPlace>& place) { Spiller(self.get()).Written(number, entry, place); });
+                     [self = state_.shared_from_this(), number, entry, chunk = std::shared_ptr<Chunk>(chunk),
+                      head](const absl::StatusOr<DiskPlace>& place) mutable {
+                       chunk = nullptr;  // so that it may be dropped
+                       Spiller(self.get()).Written(number, entry, place);
+                     });
 }
 
 void Spiller::Written(ChunkNumber number, const ImageEntry& entry, const absl::StatusOr<DiskPlace>& place) {
@@ -218,8 +221,8 @@ void Spiller::Written(ChunkNumber number, const ImageEntry& entry, const absl::S
       state_.transfers.to_write.push_front(number);
     } else {
       ++state_.counters.disk_writes_failed;
-      KVFERRY_LOG_EVERY(kWarning, absl::Seconds(10), absl::StrCat("disk: a chunk is not written: ",
-                                                                  place.status().message()));
+      KVFERRY_LOG_EVERY(kWarning, absl::Seconds(10),
+                        absl::StrCat("disk: a chunk is not written: ", place.status().message()));
       End(number, place.status());
       Pause();
     }
@@ -277,8 +280,8 @@ void Spiller::Flush(FlushDone done) {
 
 void Spiller::Lose(Record* record, absl::string_view where) {
   ++state_.counters.corruptions;
-  KVFERRY_LOG(kError, absl::StrCat("chunk ", ToString(record->key()), " has lost its bytes in ", where,
-                                   ", segment ", record->disk.segment, " block ", record->disk.block));
+  KVFERRY_LOG(kError, absl::StrCat("chunk ", ToString(record->key()), " has lost its bytes in ", where, ", segment ",
+                                   record->disk.segment, " block ", record->disk.block));
   state_.index.Hold(record);
   if (record->disk) state_.disk->Quarantine(record->disk);
   state_.index.SetDisk(record, {}, 0);

@@ -33,9 +33,9 @@ struct StoreOptions {
   absl::Duration live_grace = absl::Minutes(10);  // live chunks of a suspended session
   absl::Duration reservation_grace = absl::Seconds(30);  // its unsealed reservations
 
-  std::string disk_path;                          // the folder of the disk tier; empty: there is none
-  uint64_t disk_bytes = 0;                        // hard bound on what its segments take
-  uint64_t disk_keep_free_bytes = 256 * kMiB;     // left to others on the volume
+  std::string disk_path;                       // the folder of the disk tier; empty: there is none
+  uint64_t disk_bytes = 0;                     // hard bound on what its segments take
+  uint64_t disk_keep_free_bytes = 256 * kMiB;  // left to others on the volume
   WritePolicy write_policy = WritePolicy::kWriteBack;
   absl::Duration load_patience = absl::Seconds(30);  // how long a block on disk waits for memory to be read into
 };
@@ -168,8 +168,8 @@ class Store {
   // is at once, and says nothing. An error: something could not be written, which is still in memory.
   virtual void Flush(FlushDone done) = 0;
 
-  // Ends every session and answers whoever waits with UNAVAILABLE; done when nothing is under way on disk. No other call
-  // may follow but the destructor, which does the same and waits.
+  // Ends every session and answers whoever waits with UNAVAILABLE; done when nothing is under way on disk. No other
+  // call may follow but the destructor, which does the same and waits.
   virtual void Close(absl::AnyInvocable<void()> done) = 0;
 
   virtual StoreStats Stats() const = 0;

@@ -182,8 +182,7 @@ absl::Status TieredStore::PublishUntil(SessionId id, const ChunkKey& live, const
     ++state_->counters.expirations;
   }
   const bool again = record->published;
-  KVFERRY_RETURN_IF_ERROR(
-      state_->index.Publish(record, options.prefix_key, options.parent, options.priority, expires));
+  KVFERRY_RETURN_IF_ERROR(state_->index.Publish(record, options.prefix_key, options.parent, options.priority, expires));
   if (!again) Spiller(state_.get()).Published(record);
   return absl::OkStatus();
 }
@@ -410,8 +409,7 @@ std::vector<ChunkInfo> TieredStore::List(uint64_t after, size_t limit) const {
       info.tokens = layout.tokens;
       info.leases = record.leases;
       info.layers = static_cast<uint32_t>(layout.slots.size());
-      info.layers_committed =
-          record.sealed ? info.layers : static_cast<uint32_t>(record.chunk->readable_count());
+      info.layers_committed = record.sealed ? info.layers : static_cast<uint32_t>(record.chunk->readable_count());
       namespaces.push_back(state_->namespaces.Find(record.ns->id));
     });
   }

@@ -54,9 +54,9 @@ struct Hint {
 // Threads: none of its own; the store's mutex guards it.
 struct Transfers {
   absl::btree_map<ChunkNumber, ChunkWrite> writes;
-  std::deque<ChunkNumber> to_write;  // of them, those that have not begun
-  uint64_t writing_bytes = 0;        // of those that have
-  uint64_t cleaning_bytes = 0;       // of all that will be ready when they are written
+  std::deque<ChunkNumber> to_write;                // of them, those that have not begun
+  uint64_t writing_bytes = 0;                      // of those that have
+  uint64_t cleaning_bytes = 0;                     // of all that will be ready when they are written
   absl::Time paused_until = absl::InfinitePast();  // the disk refused one: nothing is cleaned before
 
   absl::btree_map<ChunkNumber, std::unique_ptr<ChunkLoad>> loads;

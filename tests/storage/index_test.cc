@@ -22,8 +22,8 @@ class IndexTest : public testing::Test {
   Record* Sealed(Index* index, uint64_t counter) {
     const ChunkLayout& layout = ns_->layouts[0];
     const std::optional<Extent> extent = arena_->Allocate("tenant", layout.image_bytes, ChunkOverhead(layout));
-    Record* record = index->AddLive(
-        std::make_shared<Chunk>(arena_, *extent, ns_, ChunkKey{ns_->id, {kLiveBit, counter}, 0, 0}));
+    Record* record =
+        index->AddLive(std::make_shared<Chunk>(arena_, *extent, ns_, ChunkKey{ns_->id, {kLiveBit, counter}, 0, 0}));
     index->Seal(record);
     return record;
   }

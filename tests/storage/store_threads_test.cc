@@ -157,7 +157,8 @@ TEST_F(StoreThreads, EightThreadsOneSmallStore) {
   for (const char* tenant : {"even", "odd"}) {
     const SessionId session = *store_->OpenSession(tenant);
     const NamespaceId ns = HashNamespace(tenant, Spec());
-    for (uint64_t id = 1; id <= 30; ++id) store_->Erase(session, ChunkKey{ns, {0, id}, 0, 0}, [](const absl::Status&) {});
+    for (uint64_t id = 1; id <= 30; ++id)
+      store_->Erase(session, ChunkKey{ns, {0, id}, 0, 0}, [](const absl::Status&) {});
     store_->EndSession(session);
   }
   const StoreStats stats = store_->Stats();
