@@ -43,7 +43,7 @@ MutableByteView GrpcWriter::Layer(int layer) {
   return {slot.buffer.get(), size};
 }
 
-void GrpcWriter::Commit(int layer, uint64_t checksum, CommitDone done) {
+void GrpcWriter::Commit(int layer, BlockSum sum, CommitDone done) {
   if (absl::Status status = core_->Check(); !status.ok()) return done(std::move(status));
   std::shared_ptr<uint8_t[]> buffer;
   {
@@ -63,7 +63,7 @@ void GrpcWriter::Commit(int layer, uint64_t checksum, CommitDone done) {
   }
   OutgoingBlock block;
   block.key = {key_, static_cast<uint16_t>(layer)};
-  block.checksum = checksum;
+  block.checksum = sum.checksum;  // the service finds out itself what the elements are
   block.data.bytes = ByteView(buffer.get(), layout_.slots[static_cast<size_t>(layer)].size);
   block.data.pin = std::move(buffer);
   const std::shared_ptr<GrpcCore> core = core_;  // `done` may destroy this writer

@@ -19,7 +19,7 @@ class GrpcWriter : public ChunkWriter {
 
   const ChunkKey& key() const override { return key_; }
   MutableByteView Layer(int layer) override;
-  void Commit(int layer, uint64_t checksum, CommitDone done) override;
+  void Commit(int layer, BlockSum sum, CommitDone done) override;
   void Discard(int layer) override;
 
  private:

@@ -79,13 +79,13 @@ class LocalWriter : public ChunkWriter {
   MutableByteView Layer(int layer) override { return writer_->Layer(layer); }
   void Discard(int layer) override { writer_->Discard(layer); }
 
-  void Commit(int layer, uint64_t checksum, CommitDone done) override {
+  void Commit(int layer, BlockSum sum, CommitDone done) override {
     if (absl::Status status = shared_->Check(); !status.ok()) {
       shared_->counters.CountPut(false, 0);
       return done(std::move(status));
     }
     const uint64_t bytes = writer_->Layer(layer).size();
-    writer_->Commit(layer, checksum, [shared = shared_, bytes, done = std::move(done)](absl::Status status) mutable {
+    writer_->Commit(layer, sum, [shared = shared_, bytes, done = std::move(done)](absl::Status status) mutable {
       shared->counters.CountPut(status.ok(), bytes);
       done(StoreError(shared->url, "put", status));
     });

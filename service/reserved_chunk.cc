@@ -36,15 +36,15 @@ void ReservedChunk::Unclaim(int layer) {
   layers_[layer].state = State::kFree;
 }
 
-void ReservedChunk::Commit(std::shared_ptr<ReservedChunk> chunk, int layer, uint64_t checksum, CommitDone done) {
+void ReservedChunk::Commit(std::shared_ptr<ReservedChunk> chunk, int layer, BlockSum sum, CommitDone done) {
   const std::shared_ptr<ReservedChunk> self = chunk;  // `done` may drop the last other one while the writer still runs
   {
     MutexLock lock(&self->mu_);
     self->layers_[layer].state = State::kCommitting;
   }
   self->writer_->Commit(
-      layer, checksum,
-      [chunk = std::move(chunk), layer, checksum, done = std::move(done)](absl::Status status) mutable {
+      layer, sum,
+      [chunk = std::move(chunk), layer, checksum = sum.checksum, done = std::move(done)](absl::Status status) mutable {
         chunk->Committed(layer, checksum, status.ok());
         done(std::move(status));
       });

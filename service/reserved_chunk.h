@@ -19,6 +19,7 @@ class ReservedChunk {
   ReservedChunk(std::unique_ptr<ChunkWriter> writer, std::shared_ptr<const ChunkLayout> layout);
 
   const ChunkKey& key() const { return writer_->key(); }
+  const ChunkLayout& layout() const { return *layout_; }
 
   // The memory of `layer`, to be filled and then committed or unclaimed. INVALID_ARGUMENT: there is no such layer.
   // ALREADY_EXISTS: it is stored. ABORTED: somebody else is writing it now.
@@ -27,7 +28,7 @@ class ReservedChunk {
   // The memory again. REQUIRES: claimed by the caller.
   MutableByteView Layer(int layer) { return writer_->Layer(layer); }
   // REQUIRES: claimed by the caller, whose claim ends here.
-  static void Commit(std::shared_ptr<ReservedChunk> chunk, int layer, uint64_t checksum, CommitDone done);
+  static void Commit(std::shared_ptr<ReservedChunk> chunk, int layer, BlockSum sum, CommitDone done);
 
   // Checksum of a stored layer, 0 of any other.
   uint64_t StoredChecksum(int layer) const;

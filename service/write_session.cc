@@ -102,10 +102,11 @@ void WriteSession::Copy(const ChunksPtr& chunks, const PutPiece& piece, uint64_t
 
 void WriteSession::Commit(const ChunksPtr& chunks, std::shared_ptr<ReservedChunk> chunk, uint64_t checksum) {
   const int layer = block_.key.layer;
-  if (const uint64_t found = BlockChecksum(ByteView(chunk->Layer(layer))); found != checksum) {
+  const BlockSum sum = SumBlock(chunk->Layer(layer), chunk->layout().slots[static_cast<size_t>(layer)].elements);
+  if (sum.checksum != checksum) {
     ++stats_->put_checksum_errors;
-    Fail(absl::DataLossError(absl::StrCat("block ", ToString(block_.key), " arrived with checksum ", absl::Hex(found),
-                                          ", its writer declared ", absl::Hex(checksum))));
+    Fail(absl::DataLossError(absl::StrCat("block ", ToString(block_.key), " arrived with checksum ",
+                                          absl::Hex(sum.checksum), ", its writer declared ", absl::Hex(checksum))));
     return;
   }
   const BlockKey key = block_.key;
@@ -116,7 +117,7 @@ void WriteSession::Commit(const ChunksPtr& chunks, std::shared_ptr<ReservedChunk
     ++pending_;
   }
   ReservedChunk* reserved = chunk.get();
-  ReservedChunk::Commit(std::move(chunk), layer, checksum,
+  ReservedChunk::Commit(std::move(chunk), layer, sum,
                         [self = shared_from_this(), chunks, reserved, key, size](absl::Status status) {
                           if (status.ok()) {
                             ++self->stats_->put_blocks;

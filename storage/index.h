@@ -51,6 +51,7 @@ class Index {
   void Touch(Record* record);
   // It came a second time: as if it had been used.
   static void SetUsedAgain(Record* record) { record->used_again = true; }
+  static void SetNotFinite(Record* record) { record->is_finite = false; }
   // Its bytes come into memory, or leave it (nullptr).
   void SetChunk(Record* record, std::shared_ptr<Chunk> chunk);
   // Its image is there now, under a header with `seq`; or there no more ({}, 0).

@@ -41,6 +41,7 @@ struct Record {
   bool published = false;
   bool pinned = false;      // by an operator: not evicted
   bool expires = false;     // its prefix name, see Index::ExpiryOf
+  bool is_finite = true;    // else it cannot be published: who is fed NaN by another one's prompt cannot know why
   bool used_again = false;  // asked for since it was published, or known from before
 
   ChunkKey key() const { return {ns->id, id, group, shard}; }

@@ -163,6 +163,8 @@ void Spiller::Start(ChunkNumber number, const ChunkWrite& write) {
   header.parent = entry.parent;
   header.tokens = record.layout().tokens;
   header.image_bytes = record.layout().image_bytes;
+  header.lifetime = entry.lifetime;
+  header.is_finite = record.is_finite;
   header.checksums = write.chunk->checksums();
   state_.after.push_back(
       [self = state_.shared_from_this(), number, chunk = write.chunk, header = std::move(header), entry]() mutable {

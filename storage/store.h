@@ -128,9 +128,9 @@ class Store {
   virtual void Reserve(SessionId session, const NamespaceId& ns, const ReserveOptions& options, ReserveDone done) = 0;
 
   // Gives a sealed live chunk of this session a second name: no byte moves, and the live name goes on. ALREADY_EXISTS
-  // if another chunk has the name: that one stays. FAILED_PRECONDITION if the chunk is not sealed or the namespace's
-  // spec names no model; INVALID_ARGUMENT if the prefix key has kLiveBit or the priority or the ttl is out of range.
-  // Again under the same name is OK and changes nothing.
+  // if another chunk has the name: that one stays. FAILED_PRECONDITION if the chunk is not sealed, if it was committed
+  // as holding NaN or infinity, or if the namespace's spec names no model; INVALID_ARGUMENT if the prefix key has
+  // kLiveBit or the priority or the ttl is out of range. Again under the same name is OK and changes nothing.
   virtual absl::Status Publish(SessionId session, const ChunkKey& live, const PublishOptions& options) = 0;
 
   // The block, pinned by the view. NOT_FOUND is a miss: unknown, evicted, unsealed and not ours, another's live chunk,

@@ -14,9 +14,9 @@ StoreWriter::~StoreWriter() {
   state_->DropLive(record_);
 }
 
-void StoreWriter::Commit(int layer, uint64_t checksum, CommitDone done) { std::move(done)(TryCommit(layer, checksum)); }
+void StoreWriter::Commit(int layer, BlockSum sum, CommitDone done) { std::move(done)(TryCommit(layer, sum)); }
 
-absl::Status StoreWriter::TryCommit(int layer, uint64_t checksum) {
+absl::Status StoreWriter::TryCommit(int layer, BlockSum sum) {
   const size_t layers = chunk_->layout().slots.size();
   Step step(state_.get());
   if (state_->closed) return absl::UnavailableError("commit: the store is closed");
@@ -33,7 +33,8 @@ absl::Status StoreWriter::TryCommit(int layer, uint64_t checksum) {
     return absl::NotFoundError(
         absl::StrCat("commit: chunk ", ToString(key()), " is gone: its session ended, or released it"));
   }
-  chunk_->SetReadable(static_cast<size_t>(layer), checksum);
+  chunk_->SetReadable(static_cast<size_t>(layer), sum.checksum);
+  if (!sum.is_finite) state_->index.SetNotFinite(record_);
   ++state_->counters.blocks_committed;
   state_->counters.bytes_committed += chunk_->layout().slots[layer].size;
   if (chunk_->whole()) state_->index.Seal(record_);

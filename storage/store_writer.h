@@ -17,11 +17,11 @@ class StoreWriter : public ChunkWriter {
 
   const ChunkKey& key() const override { return chunk_->key(); }
   MutableByteView Layer(int layer) override { return chunk_->Slot(layer); }
-  void Commit(int layer, uint64_t checksum, CommitDone done) override;
+  void Commit(int layer, BlockSum sum, CommitDone done) override;
   void Discard(int) override {}  // the memory is the store's
 
  private:
-  absl::Status TryCommit(int layer, uint64_t checksum);
+  absl::Status TryCommit(int layer, BlockSum sum);
   // The session holds the chunk, and it is not sealed: until then it does not leave its memory.
   bool IsReserved() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
     return record_->chunk == chunk_ && record_->live && !record_->sealed;

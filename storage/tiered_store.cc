@@ -176,6 +176,10 @@ absl::Status TieredStore::PublishUntil(SessionId id, const ChunkKey& live, const
     return absl::FailedPreconditionError(absl::StrCat("publish: namespace ", ToString(live.ns),
                                                       " names no model, so a prefix key would not say whose KV it is"));
   }
+  if (!record->is_finite) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("publish: chunk ", ToString(live), " holds NaN or infinity, which no other sequence should get"));
+  }
   const ChunkKey key{live.ns, options.prefix_key, live.group, live.shard};
   if (Record* other = state_->index.Find(key); other != nullptr && state_->HasExpired(*other)) {
     state_->index.Unpublish(other);

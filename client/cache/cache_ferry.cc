@@ -330,7 +330,7 @@ void CacheImpl::PutEntries(CacheLayerState& state, const KeysValues& from, int64
   }
   if (jobs.empty()) return;
   PackBlocks(from, t, jobs);
-  for (size_t j = 0; j < jobs.size(); ++j) chunks[j]->Commit(layer, jobs[j].checksum, tracker_);
+  for (size_t j = 0; j < jobs.size(); ++j) chunks[j]->Commit(layer, jobs[j].sum, tracker_);
   if (transport_->fetch_copies()) ledger_.Observe(tracker_->bytes_held());
 }
 

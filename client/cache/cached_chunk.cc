@@ -160,12 +160,12 @@ bool CachedChunk::Claim(int layer) {
   return acks_->state[static_cast<size_t>(layer)].compare_exchange_strong(expected, kClaimed);
 }
 
-void CachedChunk::Commit(int layer, uint64_t checksum, const std::shared_ptr<PutTracker>& tracker) {
+void CachedChunk::Commit(int layer, BlockSum sum, const std::shared_ptr<PutTracker>& tracker) {
   const auto l = static_cast<size_t>(layer);
   acks_->trackers[l] = tracker;
   acks_->puts[l] = tracker->Start(layer, writer_->Layer(layer).size());
   acks_->state[l].store(kPending, std::memory_order_relaxed);
-  writer_->Commit(layer, checksum, [weak = weak_from_this(), acks = acks_, l](absl::Status status) {
+  writer_->Commit(layer, sum, [weak = weak_from_this(), acks = acks_, l](absl::Status status) {
     PutTracker& tracker = *acks->trackers[l];
     uint8_t now = kPending;
     if (status.ok()) {  // whoever waits for Finish finds the block given back, or to be discarded

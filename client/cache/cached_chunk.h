@@ -91,7 +91,7 @@ class CachedChunk : public std::enable_shared_from_this<CachedChunk> {
   // it must not be written. Once claimed, pack Layer(layer) and Commit it.
   bool Claim(int layer);
   MutableByteView Layer(int layer) { return writer_->Layer(layer); }
-  void Commit(int layer, uint64_t checksum, const std::shared_ptr<PutTracker>& tracker);
+  void Commit(int layer, BlockSum sum, const std::shared_ptr<PutTracker>& tracker);
 
   // True once the store has acknowledged the blocks of all layers.
   bool Whole() const;

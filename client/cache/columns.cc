@@ -28,6 +28,25 @@ ConstTokenRows ConstRowsOf(const at::Tensor& t, int64_t row, int64_t column) {
   return {rows.data, rows.head_stride, rows.token_stride};
 }
 
+Elements ElementsOf(const at::Tensor& t) {
+  switch (t.scalar_type()) {
+    case c10::kBFloat16:
+      return Elements::kBfloat16;
+    case c10::kHalf:
+      return Elements::kFloat16;
+    case c10::kFloat:
+      return Elements::kFloat32;
+    case c10::kDouble:
+      return Elements::kFloat64;
+    case c10::kFloat8_e4m3fn:
+      return Elements::kFloat8E4m3fn;
+    case c10::kFloat8_e5m2:
+      return Elements::kFloat8E5m2;
+    default:
+      return Elements::kOther;
+  }
+}
+
 int64_t TokenBytes(const at::Tensor& t) { return t.size(3) * t.element_size(); }
 
 // Copies by address need the elements of a token side by side in this process's memory.
@@ -120,11 +139,13 @@ void CopyColumns(const at::Tensor& from, int64_t from_column, const at::Tensor& 
 void PackBlocks(const KeysValues& from, int64_t block_tokens, std::vector<PackJob>& jobs) {
   const PlainTensors plain;
   const int64_t k_bytes = from.k.size(1) * block_tokens * TokenBytes(from.k);
+  const auto v_bytes = static_cast<uint64_t>(from.v.size(1) * block_tokens * TokenBytes(from.v));
+  const ElementRun runs[] = {{static_cast<uint64_t>(k_bytes), ElementsOf(from.k)}, {v_bytes, ElementsOf(from.v)}};
   const auto pack = [&](int64_t i) {
     PackJob& job = jobs[static_cast<size_t>(i)];
     PackPart(from.k, job, block_tokens, job.block.data());
     PackPart(from.v, job, block_tokens, job.block.data() + k_bytes);
-    job.checksum = BlockChecksum(job.block);
+    job.sum = SumBlock(job.block, runs);
   };
   const auto n = static_cast<int64_t>(jobs.size());
   if (!Addressable(from.k) || !Addressable(from.v)) {  // the tensor library has threads of its own

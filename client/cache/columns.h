@@ -8,6 +8,7 @@
 #include "ATen/core/TensorBody.h"
 #include "storage/base/block_view.h"
 #include "storage/base/bytes.h"
+#include "storage/base/checksum.h"
 
 namespace kvferry {
 
@@ -24,12 +25,12 @@ at::Tensor EmptyLike(const at::Tensor& like, at::IntArrayRef sizes);
 // heads.
 void CopyColumns(const at::Tensor& from, int64_t from_column, const at::Tensor& to, int64_t to_column, int64_t n);
 
-// One block to pack: T columns of `row` from `column` on, K then V, each [H, T, D]. `checksum` is the result.
+// One block to pack: T columns of `row` from `column` on, K then V, each [H, T, D]. `sum` is the result.
 struct PackJob {
   int64_t row = 0;
   int64_t column = 0;
   MutableByteView block;
-  uint64_t checksum = 0;
+  BlockSum sum;
 };
 void PackBlocks(const KeysValues& from, int64_t block_tokens, std::vector<PackJob>& jobs);
 

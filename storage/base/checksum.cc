@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "absl/container/inlined_vector.h"
 
@@ -47,7 +48,70 @@ ByteView TakeWholeTiles(ByteView piece, Tiles* tiles) {
   return piece;
 }
 
+// Whether any word has all bits of `exponent`: that is what NaN and infinity have. Compiles to vector code.
+template <typename Word, Word exponent>
+bool AnyHas(ByteView bytes) {
+  unsigned any = 0;
+  for (size_t at = 0; at + sizeof(Word) <= bytes.size(); at += sizeof(Word)) {
+    Word word;
+    std::memcpy(&word, bytes.data() + at, sizeof(word));
+    any |= static_cast<unsigned>((word & exponent) == exponent);
+  }
+  return any != 0;
+}
+
+bool AllFinite(ByteView bytes, Elements elements) {
+  switch (elements) {
+    case Elements::kBfloat16:
+      return !AnyHas<uint16_t, 0x7f80>(bytes);
+    case Elements::kFloat16:
+      return !AnyHas<uint16_t, 0x7c00>(bytes);
+    case Elements::kFloat32:
+      return !AnyHas<uint32_t, 0x7f800000>(bytes);
+    case Elements::kFloat64:
+      return !AnyHas<uint64_t, 0x7ff0000000000000>(bytes);
+    case Elements::kFloat8E4m3fn:  // has no infinity
+      return !AnyHas<uint8_t, 0x7f>(bytes);
+    case Elements::kFloat8E5m2:
+      return !AnyHas<uint8_t, 0x7c>(bytes);
+    case Elements::kOther:
+      break;
+  }
+  return true;
+}
+
 }  // namespace
+
+Elements ElementsOf(absl::string_view dtype) {
+  if (dtype == "bfloat16") return Elements::kBfloat16;
+  if (dtype == "float16") return Elements::kFloat16;
+  if (dtype == "float32") return Elements::kFloat32;
+  if (dtype == "float64") return Elements::kFloat64;
+  if (dtype == "float8_e4m3fn") return Elements::kFloat8E4m3fn;
+  if (dtype == "float8_e5m2") return Elements::kFloat8E5m2;
+  return Elements::kOther;
+}
+
+// A tile is looked through while the cache still has it from the checksum.
+BlockSum SumBlock(ByteView block, absl::Span<const ElementRun> runs) {
+  Tiles tiles;
+  bool finite = true;
+  size_t run = 0;
+  uint64_t left = runs.empty() ? 0 : runs[0].bytes;  // of the run
+  while (!block.empty()) {
+    ByteView tile = block.subspan(0, std::min<size_t>(block.size(), kChecksumTile));
+    block.remove_prefix(tile.size());
+    tiles.push_back(TileChecksum(tile.data(), tile.size()));
+    while (finite && !tile.empty() && run < runs.size()) {
+      const ByteView part = tile.subspan(0, std::min<uint64_t>(tile.size(), left));
+      finite = AllFinite(part, runs[run].elements);
+      tile.remove_prefix(part.size());
+      left -= part.size();
+      while (left == 0 && ++run < runs.size()) left = runs[run].bytes;
+    }
+  }
+  return {OverTiles(tiles), finite};
+}
 
 uint64_t BlockChecksum(ByteView block) {
   Tiles tiles;

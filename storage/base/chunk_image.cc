@@ -25,12 +25,16 @@ struct FixedHeader {
   uint16_t shard;
   uint32_t tokens;
   uint32_t slots;
-  uint32_t reserved;  // zero
+  uint32_t expires;  // seconds since 1970; 0: never. In version 1 always 0
   uint64_t image_bytes;
 };
 static_assert(sizeof(FixedHeader) == 88 && std::is_trivially_copyable_v<FixedHeader>);
 static_assert(offsetof(FixedHeader, seq) == 8 && offsetof(FixedHeader, group) == 64);
 static_assert(offsetof(FixedHeader, slots) == 72 && offsetof(FixedHeader, image_bytes) == 80);
+
+// Of `flags`; in version 1 it is 0.
+constexpr uint16_t kPriorityBits = 0x7f;
+constexpr uint16_t kNotFinite = 0x8000;
 
 constexpr uint64_t kSmallSlotAlignment = 64;    // a cache line
 constexpr uint64_t kLargeSlotAlignment = 4096;  // a page: a slot can be read from disk directly
@@ -48,7 +52,7 @@ ChunkLayout ChunkLayout::For(const NamespaceSpec& spec, int group) {
   const int layers = static_cast<int>(spec.groups[group].layers.size());
   bool all_large = true;
   for (int layer = 0; layer < layers; ++layer) {
-    layout.slots.push_back({0, spec.BlockBytes(group, layer)});
+    layout.slots.push_back({0, spec.BlockBytes(group, layer), spec.ElementsOf(group, layer)});
     all_large = all_large && layout.slots.back().size >= kLargeSlot;
   }
   const uint64_t unit = all_large ? kLargeSlotAlignment : kSmallSlotAlignment;
@@ -68,7 +72,8 @@ void EncodeHeader(const ChunkHeader& header, MutableByteView image) {
   FixedHeader fixed = {};
   fixed.magic = kChunkImageMagic;
   fixed.version = kChunkImageVersion;
-  fixed.flags = header.flags;
+  fixed.flags = static_cast<uint16_t>(header.lifetime.priority | (header.is_finite ? 0 : kNotFinite));
+  fixed.expires = header.lifetime.expires;
   fixed.seq = header.seq;
   for (int i = 0; i < 2; ++i) {
     fixed.ns[i] = header.key.ns[i];
@@ -93,9 +98,9 @@ absl::StatusOr<ChunkHeader> DecodeHeader(ByteView image) {
   if (image.size() < sizeof(fixed)) return Bad("size", image.size(), absl::StrCat("at least ", sizeof(fixed)));
   std::memcpy(&fixed, image.data(), sizeof(fixed));
   if (fixed.magic != kChunkImageMagic) return Bad("magic", fixed.magic, absl::StrCat(kChunkImageMagic));
-  if (fixed.version != kChunkImageVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("chunk header: version is ", fixed.version, ", this build reads ", kChunkImageVersion));
+  if (fixed.version != kChunkImageVersion && fixed.version != kChunkImageVersion - 1) {
+    return absl::FailedPreconditionError(absl::StrCat("chunk header: version is ", fixed.version, ", this build reads ",
+                                                      kChunkImageVersion - 1, " and ", kChunkImageVersion));
   }
   const uint64_t size = EncodedHeaderSize(fixed.slots);  // slots has 32 bits: no overflow
   if (image.size() < size) return Bad("size", image.size(), absl::StrCat(size, " for ", fixed.slots, " slots"));
@@ -106,13 +111,21 @@ absl::StatusOr<ChunkHeader> DecodeHeader(ByteView image) {
     return Bad("checksum", found, absl::StrCat(checksum));
   }
   // What follows can only be a writer's mistake, but nothing that is read is trusted further than it must be.
-  if (fixed.reserved != 0) return Bad("reserved field", fixed.reserved, "0");
+  if (fixed.version == 1) {
+    if (fixed.expires != 0) return Bad("reserved field", fixed.expires, "0");
+    if (fixed.flags != 0) return Bad("flags", fixed.flags, "0");
+    fixed.flags = kDefaultPriority;
+  }
+  const uint16_t priority = fixed.flags & kPriorityBits;
+  if (priority > kMaxPriority) return Bad("priority", priority, absl::StrCat("0 to ", kMaxPriority));
+  if ((fixed.flags & ~(kPriorityBits | kNotFinite)) != 0) return Bad("flags", fixed.flags, "none that is unknown");
   if (fixed.image_bytes % kImageAlignment != 0 || fixed.image_bytes < size) {
     return Bad("image size", fixed.image_bytes, absl::StrCat("a multiple of ", kImageAlignment, " above ", size));
   }
 
   ChunkHeader header;
-  header.flags = fixed.flags;
+  header.lifetime = {static_cast<uint8_t>(priority), fixed.expires};
+  header.is_finite = (fixed.flags & kNotFinite) == 0;
   header.seq = fixed.seq;
   header.key.ns = {fixed.ns[0], fixed.ns[1]};
   header.key.id = {fixed.id[0], fixed.id[1]};

@@ -15,20 +15,22 @@
 
 #include "absl/status/statusor.h"
 #include "storage/base/bytes.h"
+#include "storage/base/checksum.h"
 #include "storage/base/key.h"
 #include "storage/base/namespace_spec.h"
 
 namespace kvferry {
 
 inline constexpr uint32_t kChunkImageMagic = 0x4346564b;  // "KVFC"
-inline constexpr uint16_t kChunkImageVersion = 1;
+inline constexpr uint16_t kChunkImageVersion = 2;         // 1 is read too: it had no lifetime and no flags
 inline constexpr uint64_t kImageAlignment = 4096;
 
 // Where the slots of a chunk lie in its image.
 struct ChunkLayout {
   struct Slot {
     uint64_t offset = 0;
-    uint64_t size = 0;  // of the block, not rounded
+    uint64_t size = 0;                 // of the block, not rounded
+    std::vector<ElementRun> elements;  // what the block is made of
   };
   uint64_t header_bytes = 0;  // reserved for the header, rounded as the slots are
   uint64_t image_bytes = 0;
@@ -41,12 +43,13 @@ struct ChunkLayout {
 
 // What a header says. Written by the service when the chunk is sealed or published, never taken from a client.
 struct ChunkHeader {
-  uint16_t flags = 0;
   uint64_t seq = 0;
   ChunkKey key;
   Id128 parent{};
   uint32_t tokens = 0;
   uint64_t image_bytes = 0;
+  Lifetime lifetime;
+  bool is_finite = true;            // no block is known to hold a NaN or an infinity
   std::vector<uint64_t> checksums;  // one a slot, BlockChecksum of its bytes
 };
 
@@ -56,8 +59,8 @@ uint64_t EncodedHeaderSize(size_t slots);
 // Writes `header` to the start of `image`. REQUIRES: image.size() >= EncodedHeaderSize(header.checksums.size()).
 void EncodeHeader(const ChunkHeader& header, MutableByteView image);
 
-// DATA_LOSS if the bytes are no header, are cut, or do not have their checksum; FAILED_PRECONDITION for another
-// version.
+// DATA_LOSS if the bytes are no header, are cut, or do not have their checksum; FAILED_PRECONDITION for a version that
+// this build does not read.
 absl::StatusOr<ChunkHeader> DecodeHeader(ByteView image);
 
 }  // namespace kvferry

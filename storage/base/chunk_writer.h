@@ -6,6 +6,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "storage/base/bytes.h"
+#include "storage/base/checksum.h"
 #include "storage/base/key.h"
 
 namespace kvferry {
@@ -29,9 +30,10 @@ class ChunkWriter {
   // caller until the writer is destroyed or Discard(layer); it must not be written after Commit.
   virtual MutableByteView Layer(int layer) = 0;
 
-  // Hands layer `layer` over. `checksum` is BlockChecksum() of its bytes. Committing a layer twice is
+  // Hands layer `layer` over. `sum` has the BlockChecksum() of its bytes, and whether all its elements are finite: one
+  // that is not can be read, but keeps the chunk from being published. Committing a layer twice is
   // FAILED_PRECONDITION. The commit of the last missing layer seals the chunk.
-  virtual void Commit(int layer, uint64_t checksum, CommitDone done) = 0;
+  virtual void Commit(int layer, BlockSum sum, CommitDone done) = 0;
 
   // The caller will not read Layer(layer) again: a transport that lent its own memory may free it, once the commit has
   // been acknowledged.

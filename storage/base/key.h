@@ -72,4 +72,14 @@ std::string ToString(const BlockKey& key);
 inline constexpr int kMaxPriority = 100;
 inline constexpr int kDefaultPriority = 50;
 
+// How long a published chunk is to be kept.
+struct Lifetime {
+  uint8_t priority = kDefaultPriority;  // 0 to kMaxPriority
+  uint32_t expires = 0;                 // seconds since 1970; 0: never
+
+  friend bool operator==(const Lifetime& a, const Lifetime& b) {
+    return a.priority == b.priority && a.expires == b.expires;
+  }
+};
+
 }  // namespace kvferry

@@ -1,7 +1,13 @@
 #include "storage/base/namespace_spec.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "storage/base/bytes.h"
 #include "storage/base/sha256.h"
 #include "storage/base/status.h"
@@ -179,6 +185,32 @@ bool ParseFields(absl::string_view bytes, NamespaceSpec* spec) {
 }
 
 }  // namespace
+
+std::vector<ElementRun> NamespaceSpec::ElementsOf(int group, int layer) const {
+  const std::vector<PartSpec>& parts = groups[group].layers[layer].parts;
+  std::vector<ElementRun> runs;
+  runs.reserve(parts.size());
+  for (const PartSpec& part : parts) {
+    runs.push_back({uint64_t{part.heads} * part.dim * block_tokens * dtype_bytes, kvferry::ElementsOf(dtype)});
+  }
+  if (codec != "raw") return {};
+  if (!absl::StrContains(dtype, '*') || group != 0) return runs;
+  int first = 0;  // layer of the list's entry
+  for (const absl::string_view entry : absl::StrSplit(dtype, ',')) {
+    const std::pair<absl::string_view, absl::string_view> names_and_count =
+        absl::StrSplit(entry, absl::MaxSplits('*', 1));
+    int count = 0;
+    if (!absl::SimpleAtoi(names_and_count.second, &count) || count < 1) return {};
+    if (layer < first + count) {
+      const std::vector<absl::string_view> names = absl::StrSplit(names_and_count.first, '+');
+      for (size_t i = 0; i < runs.size(); ++i)
+        runs[i].elements = kvferry::ElementsOf(names[std::min(i, names.size() - 1)]);
+      return runs;
+    }
+    first += count;
+  }
+  return {};
+}
 
 uint64_t NamespaceSpec::BlockBytes(int group, int layer) const {
   uint64_t elements = 0;

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "storage/base/checksum.h"
 #include "storage/base/key.h"
 
 namespace kvferry {
@@ -44,7 +45,10 @@ struct NamespaceSpec {
 
   uint32_t scheme = kScheme;
   std::string model;  // identity of the weights; empty: none known, so nothing can be published under a prefix key
-  std::string dtype;  // "float32", "bfloat16", ...: the element type of the blocks
+  // "float32", "bfloat16", ...: the element type of the blocks. Where the layers of group 0 differ, a list with the
+  // number of those that follow one another alike, "float32*2,float32+float16*30" (K of one and V of another); then the
+  // element is a byte and `dim` counts bytes.
+  std::string dtype;
   uint32_t dtype_bytes = 0;
   std::string codec = "raw";
   std::string rope;           // regime of the positions baked into K; empty where the model has one only
@@ -55,6 +59,8 @@ struct NamespaceSpec {
   // Bytes of one block of this layer: the sum over its parts of heads * T * dim * dtype_bytes.
   // REQUIRES: Validate() is OK.
   uint64_t BlockBytes(int group, int layer) const;
+  // What the elements of such a block are, as far as `dtype` tells and the codec leaves them as they are.
+  std::vector<ElementRun> ElementsOf(int group, int layer) const;
 };
 
 // INVALID_ARGUMENT naming the field, its value and what was expected; FAILED_PRECONDITION for another scheme. Bounds

@@ -32,16 +32,6 @@ struct DiskPlace {
   }
 };
 
-// How long a published chunk is to be kept.
-struct Lifetime {
-  uint8_t priority = kDefaultPriority;  // 0 to kMaxPriority
-  uint32_t expires = 0;                 // seconds since 1970; 0: never
-
-  friend bool operator==(const Lifetime& a, const Lifetime& b) {
-    return a.priority == b.priority && a.expires == b.expires;
-  }
-};
-
 // What is known of an image without reading it.
 struct ImageEntry {
   ChunkKey key;

@@ -385,6 +385,7 @@ std::vector<ImageEntry> SegmentLog::Scan(Segment& segment, uint64_t bytes, Layou
         entry.key = header->key;
         entry.parent = header->parent;
         entry.seq = header->seq;
+        entry.lifetime = header->lifetime;
         entry.block = static_cast<uint32_t>(at / kDiskAlignment);
         entry.blocks = static_cast<uint32_t>(header->image_bytes / kDiskAlignment);
         step = header->image_bytes;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "absl/strings/escaping.h"
@@ -13,7 +15,8 @@ namespace {
 
 ChunkHeader SomeHeader() {
   ChunkHeader header;
-  header.flags = 0x0201;
+  header.lifetime = {7, 0x0a0b0c0d};
+  header.is_finite = false;
   header.seq = 0x0807060504030201;
   header.key = {{0x11, 0x12}, {0x13, 0x14}, 0x15, 0x16};
   header.parent = {0x17, 0x18};
@@ -29,7 +32,7 @@ std::vector<uint8_t> Encoded(const ChunkHeader& header) {
   return bytes;
 }
 
-// Every byte of version 1, as storage/README.md tables them. They are on disks: never change them.
+// Every byte of version 2, as storage/README.md tables them. They are on disks: never change them.
 TEST(ChunkImage, HeaderGolden) {
   const std::vector<uint8_t> bytes = Encoded(SomeHeader());
   ASSERT_EQ(bytes.size(), 112u);
@@ -37,8 +40,8 @@ TEST(ChunkImage, HeaderGolden) {
       absl::BytesToHexString(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size() - 8));
   EXPECT_EQ(hex,
             "4b564643"
-            "0100"
-            "0102"
+            "0200"
+            "0780"
             "0102030405060708"  // magic, version, flags, seq
             "1100000000000000"
             "1200000000000000"  // namespace
@@ -50,14 +53,14 @@ TEST(ChunkImage, HeaderGolden) {
             "1600"
             "40000000"
             "02000000"
-            "00000000"          // group, shard, tokens, slots, reserved
+            "0d0c0b0a"          // group, shard, tokens, slots, expires
             "0020000000000000"  // image bytes
             "aa00000000000000"
             "bb00000000000000");  // checksums
   uint64_t checksum = 0;
   for (int i = 7; i >= 0; --i) checksum = checksum << 8 | bytes[104 + i];
   EXPECT_EQ(checksum, HeaderChecksum(ByteView(bytes).subspan(0, 104)));
-  EXPECT_EQ(checksum, 0xeabed137e29a8213u);
+  EXPECT_EQ(checksum, 0xe613131a81e6600au);
 }
 
 TEST(ChunkImage, HeaderComesBack) {
@@ -66,13 +69,36 @@ TEST(ChunkImage, HeaderComesBack) {
   bytes.resize(8192, 0x5a);  // what follows is not the header's
   const absl::StatusOr<ChunkHeader> decoded = DecodeHeader(bytes);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(decoded->flags, header.flags);
+  EXPECT_EQ(decoded->lifetime, header.lifetime);
+  EXPECT_EQ(decoded->is_finite, header.is_finite);
   EXPECT_EQ(decoded->seq, header.seq);
   EXPECT_EQ(decoded->key, header.key);
   EXPECT_EQ(decoded->parent, header.parent);
   EXPECT_EQ(decoded->tokens, header.tokens);
   EXPECT_EQ(decoded->image_bytes, header.image_bytes);
   EXPECT_EQ(decoded->checksums, header.checksums);
+}
+
+// As the first version wrote it: flags and what is the expiry now were zero.
+std::vector<uint8_t> FirstVersion(uint8_t flags = 0) {
+  std::vector<uint8_t> bytes = Encoded(SomeHeader());
+  bytes[4] = 1;
+  bytes[6] = flags;
+  bytes[7] = 0;
+  std::fill_n(bytes.begin() + 76, 4, uint8_t{0});
+  const uint64_t checksum = HeaderChecksum(ByteView(bytes).subspan(0, 104));
+  std::memcpy(bytes.data() + 104, &checksum, sizeof(checksum));
+  return bytes;
+}
+
+TEST(ChunkImage, TheVersionBeforeIsRead) {
+  const absl::StatusOr<ChunkHeader> decoded = DecodeHeader(FirstVersion());
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->lifetime, (Lifetime{kDefaultPriority, 0}));
+  EXPECT_TRUE(decoded->is_finite);
+  EXPECT_EQ(decoded->key, SomeHeader().key);
+  EXPECT_EQ(decoded->checksums, SomeHeader().checksums);
+  EXPECT_EQ(DecodeHeader(FirstVersion(3)).status().code(), absl::StatusCode::kDataLoss) << "it had no flags";
 }
 
 TEST(ChunkImage, EveryCutIsRefused) {
@@ -99,6 +125,11 @@ TEST(ChunkImage, AHeaderThatLiesWithARightChecksumIsRefused) {
   ChunkHeader header = SomeHeader();
   header.image_bytes = 8193;
   EXPECT_EQ(DecodeHeader(Encoded(header)).status().code(), absl::StatusCode::kDataLoss);
+  header.image_bytes = 8192;
+  header.lifetime.priority = 101;
+  EXPECT_EQ(DecodeHeader(Encoded(header)).status().code(), absl::StatusCode::kDataLoss);
+  header.lifetime.priority = 100;
+  EXPECT_TRUE(DecodeHeader(Encoded(header)).ok());
   header.image_bytes = 0;
   EXPECT_EQ(DecodeHeader(Encoded(header)).status().code(), absl::StatusCode::kDataLoss);
 }

@@ -30,7 +30,7 @@ TEST(ColumnsTest, PackAndUnpackEveryShape_B77) {
           std::vector<uint8_t> bytes(static_cast<size_t>(heads * t * (dim + dim + 3) * from.k.element_size()));
           std::vector<PackJob> pack = {{1, t, absl::MakeSpan(bytes), 0}};
           PackBlocks(from, t, pack);
-          ASSERT_EQ(pack[0].checksum, BlockChecksum(bytes));
+          ASSERT_EQ(pack[0].sum.checksum, BlockChecksum(bytes));
           const at::Tensor k = from.k[1].narrow(1, t, t).contiguous(), v = from.v[1].narrow(1, t, t).contiguous();
           ASSERT_EQ(std::memcmp(bytes.data(), k.const_data_ptr(), k.nbytes()), 0) << "K is [heads, T, dim]";
           ASSERT_EQ(std::memcmp(bytes.data() + k.nbytes(), v.const_data_ptr(), v.nbytes()), 0) << "then V";
@@ -39,7 +39,7 @@ TEST(ColumnsTest, PackAndUnpackEveryShape_B77) {
           for (size_t at = 0; at < bytes.size(); at += 5) {
             pieces.push_back(ByteView(bytes).subspan(at, std::min<size_t>(5, bytes.size() - at)));
           }
-          const BlockView view(pieces, pack[0].checksum, nullptr);
+          const BlockView view(pieces, pack[0].sum.checksum, nullptr);
           const KeysValues to{RandomStates(random, 2, heads, 3 * t, dim, type),
                               RandomStates(random, 2, heads, 3 * t, dim + 3, type)};
           const at::Tensor before = to.k.clone();

@@ -78,6 +78,22 @@ TEST_F(StoreLife, CommitChecksItsLayer) {
   EXPECT_EQ(Get(session_, writer.key(), 2).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(StoreLife, WhatIsNotFiniteIsReadAndNeverPublished) {
+  absl::StatusOr<Writers> writers = Reserve(session_, ns_);
+  ChunkWriter& writer = *(*writers)[0];
+  ASSERT_TRUE(Commit(writer, 0, 1).ok());
+  const MutableByteView slot = writer.Layer(1);
+  for (size_t at = 0; at < slot.size(); ++at) slot[at] = ByteAt(1, 1, at);
+  writer.Commit(1, BlockSum(BlockChecksum(ByteView(slot)), /*finite=*/false),
+                [](const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; });
+  EXPECT_TRUE(Has(session_, writer.key(), 1, 1));
+  EXPECT_EQ(Lookup(session_, {writer.key()}, true), 1);
+  const absl::Status refused = Publish(session_, writer.key(), 7);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.message(), testing::HasSubstr("NaN"));
+  EXPECT_TRUE(Has(session_, writer.key(), 1, 0));
+}
+
 // B30: a writer that is gone before it sealed leaves nothing behind.
 TEST_F(StoreLife, B30_AnUnsealedWriterIsAborted) {
   const uint64_t before = store_->Stats().memory_used_bytes;

@@ -14,14 +14,14 @@ class FaultyWriter final : public ChunkWriter {
       : transport_(transport), real_(std::move(real)) {}
   const ChunkKey& key() const override { return real_->key(); }
   MutableByteView Layer(int layer) override { return real_->Layer(layer); }
-  void Commit(int layer, uint64_t checksum, CommitDone done) override {
+  void Commit(int layer, BlockSum sum, CommitDone done) override {
     ++transport_->commits;
     if (transport_->fail_commits > 0) {
       --transport_->fail_commits;
       transport_->Acknowledge(std::move(done), absl::UnavailableError("injected: the put failed"));
       return;
     }
-    real_->Commit(layer, checksum, [transport = transport_, done = std::move(done)](absl::Status status) mutable {
+    real_->Commit(layer, sum, [transport = transport_, done = std::move(done)](absl::Status status) mutable {
       transport->Acknowledge(std::move(done), std::move(status));
     });
   }
