@@ -4,6 +4,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/log.h"
@@ -77,7 +78,7 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
     DiskPlace place;
     uint64_t header_seq = 0;
   };
-  absl::flat_hash_map<ChunkKey, Image> images;
+  absl::btree_map<ChunkKey, Image> images;
   std::vector<Image> older;
   Layouts layouts(tier.manifest_.get());
   const int64_t seconds = absl::ToUnixSeconds(now);
