@@ -99,8 +99,10 @@ class SimFile : public File {
   }
 
   absl::Status SyncNow() override {
-    KVFERRY_RETURN_IF_ERROR(disk_->Begin(absl::StrCat("sync ", name_)));
-    if (disk_->faults.lying_sync) return absl::OkStatus();
+    const absl::Status status = disk_->Begin(absl::StrCat("sync ", name_));
+    const bool crashed = disk_->faults.crash_after >= 0 && disk_->operations_ > disk_->faults.crash_after;
+    if (!status.ok() && !crashed) inode_->given_up = true;
+    if (!status.ok() || disk_->faults.lying_sync || inode_->given_up) return status;
     inode_->durable = inode_->now;
     inode_->unsynced.clear();
     return absl::OkStatus();
@@ -220,6 +222,7 @@ void SimDisk::Crash() {
   for (auto& [name, inode] : names_) {
     for (const auto& change : inode->unsynced) change(&inode->durable, &random_);
     inode->unsynced.clear();
+    inode->given_up = false;
     inode->now = inode->durable;
   }
 }
@@ -237,6 +240,10 @@ uint64_t SimDisk::AllocatedBytes() const {
   uint64_t blocks = 0;
   for (const auto& [name, inode] : names_) blocks += inode->now.allocated.size();
   return blocks * kDiskAlignment;
+}
+
+uint64_t SimDisk::AllocatedBytes(const std::string& name) const {
+  return names_.at(name)->now.allocated.size() * kDiskAlignment;
 }
 
 std::vector<std::string> SimDisk::Names() const {

@@ -62,6 +62,7 @@ class SimDisk {
   void Flip(const std::string& name, uint64_t bit);
 
   uint64_t AllocatedBytes() const;  // as du counts
+  uint64_t AllocatedBytes(const std::string& name) const;
   std::vector<std::string> Names() const;
   uint64_t SizeOf(const std::string& name) const;
 
@@ -76,6 +77,7 @@ class SimDisk {
   };
   struct Inode {
     Contents now, durable;
+    bool given_up = false;  // a sync failed: what was not synced by then is believed clean, and no later sync writes it
     std::vector<std::function<void(Contents*, std::mt19937_64*)>> unsynced;  // each as a crash may leave it
   };
   using Names_ = std::map<std::string, std::shared_ptr<Inode>>;
