@@ -25,7 +25,7 @@ struct FixedHeader {
   uint16_t shard;
   uint32_t tokens;
   uint32_t slots;
-  uint32_t reserved;  // zero
+  uint32_t expires;
   uint64_t image_bytes;
 };
 static_assert(sizeof(FixedHeader) == 88 && std::is_trivially_copyable_v<FixedHeader>);
@@ -77,6 +77,7 @@ void EncodeHeader(const ChunkHeader& header, MutableByteView image) {
   }
   fixed.group = header.key.group;
   fixed.shard = header.key.shard;
+  fixed.expires = header.expires;
   fixed.tokens = header.tokens;
   fixed.slots = static_cast<uint32_t>(header.checksums.size());
   fixed.image_bytes = header.image_bytes;
@@ -106,7 +107,6 @@ absl::StatusOr<ChunkHeader> DecodeHeader(ByteView image) {
     return Bad("checksum", found, absl::StrCat(checksum));
   }
   // What follows can only be a writer's mistake, but nothing that is read is trusted further than it must be.
-  if (fixed.reserved != 0) return Bad("reserved field", fixed.reserved, "0");
   if (fixed.image_bytes % kImageAlignment != 0 || fixed.image_bytes < size) {
     return Bad("image size", fixed.image_bytes, absl::StrCat("a multiple of ", kImageAlignment, " above ", size));
   }
@@ -119,6 +119,7 @@ absl::StatusOr<ChunkHeader> DecodeHeader(ByteView image) {
   header.key.group = fixed.group;
   header.key.shard = fixed.shard;
   header.parent = {fixed.parent[0], fixed.parent[1]};
+  header.expires = fixed.expires;
   header.tokens = fixed.tokens;
   header.image_bytes = fixed.image_bytes;
   header.checksums.resize(fixed.slots);

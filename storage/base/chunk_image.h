@@ -45,6 +45,7 @@ struct ChunkHeader {
   uint64_t seq = 0;
   ChunkKey key;
   Id128 parent{};
+  uint32_t expires = 0;  // the chunk's prefix name: seconds since 1970; 0: never
   uint32_t tokens = 0;
   uint64_t image_bytes = 0;
   std::vector<uint64_t> checksums;  // one a slot, BlockChecksum of its bytes

@@ -242,6 +242,7 @@ absl::Status Manifest::WriteAnew() {
   {
     MutexLock lock(&mu_);
     entries = state_.Entries();
+    waiting_.clear();  // they are among those
   }
   absl::Status removed = folder_->Remove(kUnfinished);
   if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
@@ -265,11 +266,14 @@ absl::Status Manifest::WriteAnew() {
   return absl::OkStatus();
 }
 
-absl::Status Manifest::Compact(uint64_t oldest_seq) {
+absl::Status Manifest::Compact(uint64_t oldest_seq, const std::set<uint32_t>& segments) {
   {
     MutexLock lock(&mu_);
     absl::erase_if(state_.erased, [oldest_seq](const auto& entry) { return entry.second <= oldest_seq; });
     absl::erase_if(state_.dropped, [oldest_seq](const auto& entry) { return entry.second <= oldest_seq; });
+    const auto is_gone = [&segments](const auto& entry) { return !segments.contains(entry.first); };
+    std::erase_if(state_.published, is_gone);
+    std::erase_if(state_.freed, is_gone);
   }
   return WriteAnew();
 }

@@ -204,7 +204,12 @@ void SegmentLog::Seal(const SegmentPtr& segment) {
     images = segment->images;
     written = segment->written;
   }
-  absl::Status status = WriteFooter(*segment, std::move(images));
+  absl::Status status = segment->file->SyncNow();  // what a footer names is there
+  {
+    MutexLock lock(&mu_);
+    status = Synced(segment.get(), written, status);
+  }
+  if (status.ok()) status = WriteFooter(*segment, std::move(images));
   if (!status.ok()) {
     KVFERRY_LOG(kWarning, absl::StrCat("disk: no footer, so the next start reads the segment: ", status.message()));
   }
@@ -212,15 +217,19 @@ void SegmentLog::Seal(const SegmentPtr& segment) {
     MutexLock lock(&mu_);
     segment->sealed = true;
     segment->images = {};
-    if (status.ok()) segment->synced = std::max(segment->synced, written);
     RemoveIfEmpty(segment);
   }
   Recount(segment, 0);
 }
 
+absl::Status SegmentLog::Synced(Segment* segment, uint64_t written, const absl::Status& status) {
+  segment->sync_failed.Update(status);
+  if (segment->sync_failed.ok()) segment->synced = std::max(segment->synced, written);
+  return segment->sync_failed;
+}
+
 absl::Status SegmentLog::WriteFooter(const Segment& segment, std::vector<ImageEntry> images) {
   std::sort(images.begin(), images.end(), [](const ImageEntry& a, const ImageEntry& b) { return a.block < b.block; });
-  KVFERRY_RETURN_IF_ERROR(segment.file->SyncNow());  // what a footer names is there
   AlignedBuffer footer(FooterBytes(images.size()));
   const auto block = static_cast<uint32_t>(segment.next);
   EncodeFooter(segment.number, block, images, footer.view());
@@ -324,6 +333,7 @@ absl::Status SegmentLog::RecoverOne(uint32_t number, LayoutOf layout_of, Keep ke
   }
   if (scanned) {
     segment->next = end;
+    KVFERRY_RETURN_IF_ERROR(segment->file->SyncNow());
     KVFERRY_RETURN_IF_ERROR(WriteFooter(*segment, std::move(kept)));
   }
   KVFERRY_ASSIGN_OR_RETURN(segment->allocated, segment->file->AllocatedBytes());
@@ -385,6 +395,7 @@ std::vector<ImageEntry> SegmentLog::Scan(Segment& segment, uint64_t bytes, Layou
         entry.key = header->key;
         entry.parent = header->parent;
         entry.seq = header->seq;
+        entry.lifetime.expires = header->expires;
         entry.block = static_cast<uint32_t>(at / kDiskAlignment);
         entry.blocks = static_cast<uint32_t>(header->image_bytes / kDiskAlignment);
         step = header->image_bytes;
@@ -443,14 +454,10 @@ void SegmentLog::Sync(IoDone done) {
   }
   for (auto& [segment, written] : dirty) {
     File* const file = segment->file.get();
-    file->Sync([this, answer = answer, segment = segment, written = written](const absl::Status& status) mutable {
+    file->Sync([this, answer = answer, segment = segment, written = written](absl::Status status) mutable {
       {
         MutexLock lock(&mu_);
-        if (status.ok()) {
-          segment->synced = std::max(segment->synced, written);
-        } else {
-          segment->sync_failed = status;
-        }
+        status = Synced(segment.get(), written, status);
       }
       if (!status.ok()) {
         MutexLock lock(&answer->mu);

@@ -117,6 +117,10 @@ class SegmentLog {
   absl::StatusOr<SegmentPtr> Create(uint32_t number, uint64_t bytes);
   void Retire(const SegmentPtr& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Seal(const SegmentPtr& segment) ABSL_LOCKS_EXCLUDED(mu_);
+  // A sync of the first `written` appends has ended. After one that failed no other is believed: the system tells of
+  // what it could not write only once.
+  static absl::Status Synced(Segment* segment, uint64_t written, const absl::Status& status);
+  // REQUIRES: the images are synced.
   absl::Status WriteFooter(const Segment& segment, std::vector<ImageEntry> images);
   void RemoveIfEmpty(const SegmentPtr& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `freed`: bytes that should have come back.

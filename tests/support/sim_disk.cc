@@ -23,6 +23,7 @@ absl::Status SimDisk::Begin(absl::string_view what) {
   if (faults.crash_after >= 0 && number >= faults.crash_after) {
     return absl::UnavailableError(absl::StrCat(what, ": the machine has crashed"));
   }
+  if (number == faults.fail_at) return absl::UnavailableError(absl::StrCat(what, ": injected: input/output error"));
   if (faults.out_of > 0 && random_() % static_cast<uint64_t>(faults.out_of) == 0) {
     const bool full = random_() % 2 == 0;
     return full ? absl::ResourceExhaustedError(absl::StrCat(what, ": injected: no space"))
@@ -210,7 +211,10 @@ class SimFolder : public Folder {
   SimScheduler* const scheduler_;
 };
 
-std::unique_ptr<Folder> SimDisk::Open(SimScheduler* scheduler) { return std::make_unique<SimFolder>(this, scheduler); }
+std::unique_ptr<Folder> SimDisk::Open(SimScheduler* scheduler) {
+  for (auto& [name, inode] : names_) inode->given_up = false;
+  return std::make_unique<SimFolder>(this, scheduler);
+}
 
 void SimDisk::Crash() {
   faults.crash_after = -1;
