@@ -178,8 +178,9 @@ absl::Status TieredStore::PublishUntil(SessionId id, const ChunkKey& live, const
                                                       " names no model, so a prefix key would not say whose KV it is"));
   }
   const ChunkKey key{live.ns, options.prefix_key, live.group, live.shard};
-  if (Record* other = state_->index.Find(key); other != nullptr && state_->HasExpired(*other)) {
-    state_->index.Unpublish(other);
+  for (Record* named : {state_->index.Find(key), record}) {  // names that are over, and not taken away yet
+    if (named == nullptr || !named->published || !state_->HasExpired(*named)) continue;
+    state_->index.Unpublish(named);
     ++state_->counters.expirations;
   }
   const bool again = record->published;

@@ -21,6 +21,7 @@ struct ChunkWrite {
   std::shared_ptr<Chunk> chunk;
   std::vector<FlushDone> waiters;
   bool begun = false;
+  bool named = false;     // since it has begun: its header does not say so
   bool cleaning = false;  // so that it can leave memory
   int refusals = 0;
 };

@@ -106,8 +106,10 @@ void Names::Restart(absl::Time now) {
     chunk->expires = absl::InfinitePast();
     for (const Published& p : name.history) {
       if (name.durable != 0 && p.number != name.durable) continue;
-      chunk->candidates.push_back({p.content, p.expires});
-      chunk->expires = std::max(chunk->expires, p.expires);
+      const bool expires = p.expires != absl::InfiniteFuture();  // on disk it is known to the second
+      chunk->candidates.push_back(
+          {p.content, expires ? absl::FromUnixSeconds(absl::ToUnixSeconds(p.expires)) : p.expires});
+      chunk->expires = std::max(chunk->expires, chunk->candidates.back().expires);
     }
     if (name.durable != 0) {
       chunk->proven = true;
@@ -120,8 +122,7 @@ void Names::Restart(absl::Time now) {
 
 bool Names::MustBeFound(const ChunkKey& key, absl::Time now) const {
   const auto it = names_.find(key);
-  return it != names_.end() && it->second.durable != 0 &&
-         it->second.current->expires > now + absl::Seconds(1);  // on disk it is known to the second
+  return it != names_.end() && it->second.durable != 0 && it->second.current->expires > now;
 }
 
 void Session::Hold(int sign) {

@@ -90,6 +90,7 @@ struct Session {
     std::unique_ptr<ChunkWriter> writer;  // until it is sealed or given up
     std::vector<bool> committed;
     size_t spec = 0;
+    uint64_t last_name = 0;   // as which it was published last
     bool maybe_gone = false;  // its reservation's grace was over while the session was suspended
   };
   struct Lease {

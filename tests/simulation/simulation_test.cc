@@ -52,7 +52,7 @@ Outcome RunSeed(uint64_t seed, bool verbose) {
 class SimulationTest : public testing::Test {
  protected:
   SimulationTest() {
-    SetLogLevel(LogLevel::kNone);
+    if (std::getenv("KVFERRY_SIM_TRACE") == nullptr) SetLogLevel(LogLevel::kNone);
     for (const int signal : {SIGSEGV, SIGABRT, SIGALRM, SIGBUS, SIGFPE, SIGILL}) std::signal(signal, TellSeed);
   }
 };

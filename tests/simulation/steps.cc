@@ -214,7 +214,8 @@ void Simulation::StepPublish() {
   Session::Live& live = it->second;
   Chunk& chunk = *live.chunk;
   PublishOptions options;
-  const uint64_t id = 1 + Random(names_);
+  uint64_t id = 1 + Random(names_);
+  if (OneIn(3) && live.last_name != 0) id = live.last_name;
   options.prefix_key = {0, id};
   if (!OneIn(3)) options.parent = {0, OneIn(2) ? id - 1 : Random(id)};
   options.priority = OneIn(3) ? static_cast<int>(Random(kMaxPriority + 1)) : kDefaultPriority;
@@ -242,6 +243,7 @@ void Simulation::StepPublish() {
     }
     if (chunk.name.has_value()) (void)known_.Erase(*chunk.name);  // it was lost, and its name with it
     recent_[session->tenant].push_back(key);
+    live.last_name = id;
     const bool expires = options.ttl != absl::InfiniteDuration();
     return known_.Publish(key, live.chunk, expires ? executor_.Now() + options.ttl : absl::InfiniteFuture());
   }
