@@ -8,10 +8,16 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/log.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
 
 namespace kvferry::simulation {
 namespace {
@@ -25,13 +31,16 @@ uint64_t Given(const char* name, uint64_t otherwise) {
 
 // The seed that runs, for when the process dies of it.
 volatile uint64_t running = 0;
-constexpr unsigned kPatience = 20;  // seconds that a seed may take
+constexpr unsigned kPatience = 30;  // seconds that a seed may take
 
-void TellSeed(int signal) {
+void TellSeed() {
   char line[160];
-  const int size = std::snprintf(line, sizeof(line), "signal %d in seed %llu: ./dev soak simulation 1 %llu\n", signal,
+  const int size = std::snprintf(line, sizeof(line), "died in seed %llu: ./dev soak simulation 1 %llu\n",
                                  static_cast<unsigned long long>(running), static_cast<unsigned long long>(running));
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line, static_cast<size_t>(size));
+}
+void OnSignal(int signal) {
+  TellSeed();
   std::signal(signal, SIG_DFL);
   std::raise(signal);
 }
@@ -53,7 +62,12 @@ class SimulationTest : public testing::Test {
  protected:
   SimulationTest() {
     if (std::getenv("KVFERRY_SIM_TRACE") == nullptr) SetLogLevel(LogLevel::kNone);
-    for (const int signal : {SIGSEGV, SIGABRT, SIGALRM, SIGBUS, SIGFPE, SIGILL}) std::signal(signal, TellSeed);
+    std::signal(SIGALRM, OnSignal);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_set_death_callback(TellSeed);
+#else
+    for (const int signal : {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL}) std::signal(signal, OnSignal);
+#endif
   }
 };
 
@@ -87,6 +101,31 @@ TEST_F(SimulationTest, Seeds) {
       static_cast<unsigned long long>(met.failed_reads), static_cast<unsigned long long>(met.corruptions),
       static_cast<unsigned long long>(met.flushes), static_cast<unsigned long long>(met.erasures),
       static_cast<unsigned long long>(met.expirations), static_cast<unsigned long long>(met.prefetches));
+}
+
+// A seed in a process of its own, whose memory lies elsewhere.
+std::string HashElsewhere(uint64_t seed) {
+  const std::string command = absl::StrCat("KVFERRY_SIM_FIRST=", seed, " KVFERRY_SIM_SEEDS=1 exec ",
+                                           "/proc/", getpid(), "/exe --gtest_filter=SimulationTest.Seeds 2>&1");
+  std::string output;
+  FILE* const pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return "";
+  char part[256];
+  while (std::fgets(part, sizeof(part), pipe) != nullptr) {
+    if (absl::StartsWith(part, "hash ")) output = part;
+  }
+  pclose(pipe);
+  return output;
+}
+
+TEST_F(SimulationTest, ASeedIsTheSameInEveryProcess) {
+  for (const uint64_t seed : {3, 16, 42, 77, 101}) {
+    const std::string first = HashElsewhere(seed);
+    ASSERT_NE(first, "");
+    EXPECT_EQ(HashElsewhere(seed), first) << "seed " << seed;
+    // And here, after all that has run in this process.
+    EXPECT_EQ(absl::StrCat("hash ", absl::Hex(RunSeed(seed, false).hash, absl::kZeroPad16), "\n"), first) << seed;
+  }
 }
 
 }  // namespace
