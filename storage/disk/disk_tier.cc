@@ -110,6 +110,8 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
     return true;
   };
   KVFERRY_RETURN_IF_ERROR(tier.log_->Recover([&](const ChunkKey& key) { return layouts.Of(key); }, keep));
+  segments.insert(tier.log_->unread().begin(), tier.log_->unread().end());
+  if (!tier.log_->unread().empty()) oldest = 0;  // nobody knows how old the images are that could not be read
   for (const Image& image : older) tier.manifest_->Note(FreedEntry{image.place});
   KVFERRY_RETURN_IF_ERROR(tier.manifest_->Compact(oldest, segments));
   tier.closed_ = false;

@@ -78,10 +78,10 @@ absl::StatusOr<std::unique_ptr<Manifest>> Manifest::Open(Folder* folder, const D
   for (const uint32_t number : numbers) {  // the newest that can be read: an older one was complete when it was current
     manifest->number_ = std::max(manifest->number_, number);
     why = manifest->Load(NameOf(number));
-    if (why.ok() || absl::IsFailedPrecondition(why)) break;
+    if (!absl::IsDataLoss(why)) break;  // what cannot be read now may say more than an older one
     KVFERRY_LOG(kError, absl::StrCat("disk: ", why.message()));
   }
-  if (absl::IsFailedPrecondition(why)) return why;
+  if (!why.ok() && !absl::IsDataLoss(why) && !numbers.empty()) return why;
   if (!why.ok()) {
     if (segments) {
       return absl::DataLossError(absl::StrCat("disk: the folder has segments, and nobody can say whose: ",
@@ -126,6 +126,7 @@ absl::Status Manifest::Load(const std::string& name) {
     for (ManifestEntry& entry : decoded->frame.entries) state.Apply(std::move(entry));
     left.remove_prefix(decoded->bytes);
   }
+  if (!last) return absl::DataLossError(absl::StrCat(name, ": it is empty"));
   MutexLock lock(&mu_);
   state_ = std::move(state);
   return absl::OkStatus();

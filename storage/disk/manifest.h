@@ -24,7 +24,8 @@ namespace kvferry {
 class Manifest {
  public:
   // The folder's manifest, or a new one where it has none. FAILED_PRECONDITION: it is of another version. DATA_LOSS:
-  // there are segments and no manifest that could be read. `folder` must outlive it.
+  // there are segments and no manifest that is whole. The disk's own errors: it could not be read. `folder` must
+  // outlive it.
   static absl::StatusOr<std::unique_ptr<Manifest>> Open(Folder* folder, const DiskStoreId& if_new);
   // Waits for what is under way. REQUIRES: no call is in progress.
   ~Manifest();

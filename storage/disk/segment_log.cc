@@ -306,7 +306,9 @@ absl::Status SegmentLog::RecoverOne(uint32_t number, LayoutOf layout_of, Keep ke
   absl::StatusOr<std::vector<ImageEntry>> images = ReadFooter(*segment, bytes);
   if (absl::IsFailedPrecondition(images.status())) return images.status();
   const bool scanned = !images.ok();
-  if (scanned) images = Scan(*segment, bytes, layout_of);
+  bool all_read = true;
+  if (scanned) images = Scan(*segment, bytes, layout_of, &all_read);
+  if (!all_read) unread_.insert(number);
   std::vector<ImageEntry> kept;
   for (const ImageEntry& image : *images) {
     if (!keep(image, {number, image.block})) continue;
@@ -317,7 +319,7 @@ absl::Status SegmentLog::RecoverOne(uint32_t number, LayoutOf layout_of, Keep ke
     MutexLock lock(&mu_);
     last_number_ = std::max(last_number_, number);
   }
-  if (kept.empty()) {
+  if (kept.empty() && all_read) {
     KVFERRY_RETURN_IF_ERROR(folder_->Remove(NameOf(number)));
     if (options_.removed) options_.removed(number);
     return absl::OkStatus();
@@ -325,13 +327,13 @@ absl::Status SegmentLog::RecoverOne(uint32_t number, LayoutOf layout_of, Keep ke
   // What is dead gives its room back, and so does what lies between images that a crash has left.
   uint64_t end = 1;
   for (const ImageEntry& image : kept) {
-    if (image.block > end) {
+    if (image.block > end && all_read) {
       absl::Status punched = segment->file->Punch(end * kDiskAlignment, (image.block - end) * kDiskAlignment);
       if (!punched.ok() && !absl::IsUnimplemented(punched)) return punched;
     }
     end = uint64_t{image.block} + image.blocks;
   }
-  if (scanned) {
+  if (scanned && all_read) {
     segment->next = end;
     KVFERRY_RETURN_IF_ERROR(segment->file->SyncNow());
     KVFERRY_RETURN_IF_ERROR(WriteFooter(*segment, std::move(kept)));
@@ -369,7 +371,7 @@ absl::StatusOr<std::vector<ImageEntry>> SegmentLog::ReadFooter(Segment& segment,
 }
 
 // Looks at every block of the file for an image that is whole.
-std::vector<ImageEntry> SegmentLog::Scan(Segment& segment, uint64_t bytes, LayoutOf layout_of) {
+std::vector<ImageEntry> SegmentLog::Scan(Segment& segment, uint64_t bytes, LayoutOf layout_of, bool* all) {
   std::vector<ImageEntry> images;
   const uint64_t end = bytes - bytes % kDiskAlignment;
   AlignedBuffer window(std::min(kScanWindow, end));
@@ -380,7 +382,8 @@ std::vector<ImageEntry> SegmentLog::Scan(Segment& segment, uint64_t bytes, Layou
       to = std::min(end, from + kScanWindow);
       const absl::Status read = segment.file->ReadNow(from, window.view().subspan(0, to - from));
       if (!read.ok()) {
-        KVFERRY_LOG(kWarning, absl::StrCat("disk: what lies behind is lost: ", read.message()));
+        KVFERRY_LOG(kWarning, absl::StrCat("disk: what lies behind is not found at this start: ", read.message()));
+        *all = false;
         break;
       }
     }
@@ -390,7 +393,9 @@ std::vector<ImageEntry> SegmentLog::Scan(Segment& segment, uint64_t bytes, Layou
     if (layout != nullptr && layout->image_bytes == header->image_bytes &&
         layout->slots.size() == header->checksums.size() && at + header->image_bytes <= end) {
       AlignedBuffer image(header->image_bytes);
-      if (segment.file->ReadNow(at, image.view()).ok() && IsWhole(*header, *layout, image.view())) {
+      const absl::Status read = segment.file->ReadNow(at, image.view());
+      *all = *all && read.ok();
+      if (read.ok() && IsWhole(*header, *layout, image.view())) {
         ImageEntry& entry = images.emplace_back();
         entry.key = header->key;
         entry.parent = header->parent;
