@@ -100,6 +100,9 @@ void Simulation::Open() {
     if (may_crash_ && attempt < 3 && OneIn(3)) {
       disk_.faults.crash_after = disk_.operations() + static_cast<int>(Random(40));
       ++unwell_times_;
+    } else if (may_fail_ && attempt < 3 && OneIn(2)) {
+      disk_.faults.fail_at = disk_.operations() + static_cast<int>(Random(20));
+      known_.NothingIsDurable();  // what could not be read is found at another start
     }
     auto opened = OpenStore(options_, &executor_, disk_.Open(scheduler_.get()));
     trace_.Add(absl::StrCat("open: ", absl::StatusCodeToString(opened.status().code())));
@@ -112,6 +115,8 @@ void Simulation::Open() {
       } else {
         disk_.faults.crash_after = -1;
       }
+    } else if (disk_.faults.fail_at >= 0) {
+      continue;
     } else if (flipped_) {  // somebody has to look at it
       disk_ = SimDisk(random_());
       known_.Clear();
@@ -120,6 +125,7 @@ void Simulation::Open() {
       Fail(absl::StrCat("the store does not open: ", opened.status().ToString()));
     }
   }
+  disk_.faults.fail_at = -1;
   if (!failed()) TakeOver();
 }
 

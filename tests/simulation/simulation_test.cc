@@ -105,8 +105,8 @@ TEST_F(SimulationTest, Seeds) {
 
 // A seed in a process of its own, whose memory lies elsewhere.
 std::string HashElsewhere(uint64_t seed) {
-  const std::string command = absl::StrCat("KVFERRY_SIM_FIRST=", seed, " KVFERRY_SIM_SEEDS=1 exec ",
-                                           "/proc/", getpid(), "/exe --gtest_filter=SimulationTest.Seeds 2>&1");
+  const std::string command = absl::StrCat("KVFERRY_SIM_FIRST=", seed, " KVFERRY_SIM_SEEDS=1 exec ", "/proc/", getpid(),
+                                           "/exe --gtest_filter=SimulationTest.Seeds 2>&1");
   std::string output;
   FILE* const pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return "";

@@ -203,8 +203,6 @@ class StoreFaults : public StoreFixture, public testing::WithParamInterface<Faul
   std::atomic<int> armed_{-1};
 };
 
-constexpr int kNever = -1000000;
-
 TEST_P(StoreFaults, OfAPut) {
   ForEachTransfer([this](int n) {
     Arm(kNever);
