@@ -107,6 +107,7 @@ class Simulation {
   ChunkKey AnyKey(Session& session);
   ChunkPtr Find(const Session& session, const ChunkKey& key) const;
   bool MustBe(const Chunk& chunk) const;
+  void Erase(const Session& session, const ChunkKey& key);
   void Get(SessionId session, const ChunkKey& key, int layer, const ChunkPtr& chunk);
   void Got(const ChunkPtr& chunk, int layer, const absl::StatusOr<BlockView>& view, bool must);
   void Reserved(SessionId session, size_t spec, absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>> writers);

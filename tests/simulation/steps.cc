@@ -215,7 +215,9 @@ void Simulation::StepPublish() {
   Chunk& chunk = *live.chunk;
   PublishOptions options;
   uint64_t id = 1 + Random(names_);
-  if (OneIn(3) && live.last_name != 0) id = live.last_name;
+  if (chunk.name.has_value() && OneIn(4)) Erase(*session, *chunk.name);  // it is given anew at once
+  if (failed()) return;
+  if (OneIn(2) && live.last_name != 0) id = live.last_name;
   options.prefix_key = {0, id};
   if (!OneIn(3)) options.parent = {0, OneIn(2) ? id - 1 : Random(id)};
   options.priority = OneIn(3) ? static_cast<int>(Random(kMaxPriority + 1)) : kDefaultPriority;
@@ -484,7 +486,10 @@ void Simulation::StepPrefetch() {
 void Simulation::StepErase() {
   Session* session = AnySession();
   if (session == nullptr) return;
-  const ChunkKey key = AnyName(session->tenant);
+  Erase(*session, AnyName(session->tenant));
+}
+
+void Simulation::Erase(const Session& session, const ChunkKey& key) {
   const ChunkPtr chunk = known_.Find(key);
   struct State {
     bool at_once = true, missed = false;
@@ -493,7 +498,7 @@ void Simulation::StepErase() {
   auto state = std::make_shared<State>();
   const bool well = !unwell();
   const uint64_t times = unwell_times_;
-  store_->Erase(session->id, key,
+  store_->Erase(session.id, key,
                 [this, due = Expect("erase " + Name(key)), state, key, well, times](const absl::Status& status) {
                   if (!due->Answer(status) || closing_) return;
                   if (state->at_once) {
