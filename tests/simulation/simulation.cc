@@ -21,7 +21,7 @@ Simulation::Simulation(uint64_t seed, bool verbose)
     : seed_(seed), random_(seed * 0x9e3779b97f4a7c15 + 1), trace_(verbose), disk_(random_()) {
   // Two models, of one group and of two; in some seeds the images are read in several pieces.
   const bool large = OneIn(16);
-  const uint32_t dim = large ? 4096 : 64u << Random(3);
+  const uint32_t dim = large ? 4096 : 64u << Random(4);
   specs_.push_back(SmallSpec(2 + static_cast<int>(Random(2)), 4, dim, 8, "model/a"));
   specs_.push_back(SmallSpec(2, 2, dim, 8, "model/b"));
   specs_[1].groups.push_back(specs_[1].groups[0]);
@@ -30,7 +30,7 @@ Simulation::Simulation(uint64_t seed, bool verbose)
   const uint64_t record = layout.image_bytes + RecordOverhead(layout);
   options_.memory_bytes = std::max(64 * kKiB, (4 + Random(12)) * record) * 64 / 60 + 8192;
   options_.segment_bytes = 64 * kMiB;
-  const uint64_t images = OneIn(3) ? 1000 : 8 + Random(60);  // a disk that never fills, or one that does
+  const uint64_t images = OneIn(3) ? 1000 : 3 + Random(20);  // a disk that never fills, or one that does
   options_.disk_bytes = std::max(kMiB, images * layout.image_bytes * 8 / 7);
   options_.disk_keep_free_bytes = 0;
   options_.policy = kPolicies[Random(std::size(kPolicies))];
