@@ -1,4 +1,5 @@
 // What clients do to the store, and what they may see.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -335,11 +336,14 @@ void Simulation::Got(const ChunkPtr& chunk, int layer, const absl::StatusOr<Bloc
   if (!content.has_value()) return Fail(absl::StrCat("not the bytes of content ", chunk->content));
   if (!chunk->lies && !view->Verify().ok()) return Fail("the bytes do not have their checksum");
   if (chunk->content == 0) {
+    absl::Time last = absl::InfinitePast();  // it may have been published more than once
     for (const Chunk::Candidate& candidate : chunk->candidates) {
-      if (candidate.content != *content) continue;
+      if (candidate.content == *content) last = std::max(last, candidate.expires);
+    }
+    if (last > absl::InfinitePast()) {
       chunk->content = *content;
       chunk->proven = true;
-      chunk->expires = std::min(chunk->expires, candidate.expires);
+      chunk->expires = last;
     }
   }
   if (chunk->content != *content) {
