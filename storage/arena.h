@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "storage/base/mutex.h"
 #include "storage/extent_pool.h"
@@ -93,7 +93,7 @@ class Arena {
   std::weak_ptr<FreedListener> listener_;  // set once
 
   mutable Mutex mu_;
-  absl::flat_hash_map<std::string, std::unique_ptr<Tenant>> tenants_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<std::string, std::unique_ptr<Tenant>> tenants_ ABSL_GUARDED_BY(mu_);
   uint64_t mapped_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t extents_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t overhead_ ABSL_GUARDED_BY(mu_) = 0;  // of extents

@@ -258,6 +258,7 @@ Record* Index::DiskVictim() {
 }
 
 void Index::MakeReady(Record* record) {
+  if ((record->queue != Queue::kRanked && record->queue != Queue::kHeld) || !MayLeave(*record)) return;
   Dequeue(record);
   Enqueue(record, Queue::kReady, Turn::kLast);
 }

@@ -79,7 +79,8 @@ class Index {
   Record* Ready();
   Record* Ranked();
   Record* Held();
-  // Takes the first of the ranked or the held to the end of the ready ones, until it is used. REQUIRES: MayLeave.
+  // Takes one of the ranked or the held to the end of the ready ones, until it is used; another one, or one that may
+  // not leave, stays where it is.
   void MakeReady(Record* record);
   // Whether its bytes may leave memory now: they are on disk, or neither anybody nor a child needs them.
   static bool MayLeave(const Record& record);

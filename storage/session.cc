@@ -40,9 +40,9 @@ uint64_t SessionTable::CountOf(absl::string_view tenant) const {
   return it == tenants_.end() ? 0 : it->second;
 }
 
-SessionId NewSessionId() {
+uint64_t RandomBits() {
   std::random_device random;
-  return kLiveBit | uint64_t{random()} << 32 | random();
+  return uint64_t{random()} << 32 | random();
 }
 
 }  // namespace kvferry

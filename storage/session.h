@@ -6,16 +6,18 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/string_view.h"
 #include "storage/base/key.h"
 #include "storage/index.h"
 
 namespace kvferry {
 
-// One client: its live chunks, its leases, the namespaces it has open. A ticket is one that has leases alone. Threads:
-// none of its own; the store's mutex guards it.
+// One client: its live chunks, its leases, the namespaces it has open. A ticket is one that has leases alone. In order,
+// so that what ends at once leaves in the order in which it was made, whoever looks. Threads: none of its own; the
+// store's mutex guards it.
 struct Session {
   struct Lease {
     Record* record = nullptr;
@@ -29,9 +31,9 @@ struct Session {
 
   const SessionId id;
   const std::string tenant;
-  absl::flat_hash_map<uint64_t, Record*> live;  // by the counter of its live key
-  absl::flat_hash_map<ChunkKey, Lease> leases;
-  absl::flat_hash_set<NamespaceId> namespaces;
+  absl::btree_map<uint64_t, Record*> live;  // by the counter of its live key
+  absl::btree_map<ChunkKey, Lease> leases;
+  absl::btree_set<NamespaceId> namespaces;
   std::vector<ChunkKey> shared;  // of a ticket: its leases, in the order in which they were shared
   uint64_t next_counter = 1;
   bool suspended = false;
@@ -60,11 +62,13 @@ class SessionTable {
   }
 
  private:
-  absl::flat_hash_map<SessionId, std::unique_ptr<Session>> sessions_;
+  absl::btree_map<SessionId, std::unique_ptr<Session>> sessions_;
   absl::flat_hash_map<std::string, uint64_t> tenants_;  // sessions of each
 };
 
-// Random, from the system: a live key cannot be guessed.
-SessionId NewSessionId();
+// A session's id with these bits.
+constexpr SessionId SessionIdOf(uint64_t random) { return kLiveBit | random; }
+// From the system: a live key cannot be guessed.
+uint64_t RandomBits();
 
 }  // namespace kvferry

@@ -64,6 +64,8 @@ void Spiller::Published(Record* record) {
     Index::SetUsedAgain(record);
   }
   if (record->disk) state_.disk->Publish(record->disk, EntryOf(*record, state_.next_seq++));
+  const auto write = state_.transfers.writes.find(Index::NumberOf(*record));
+  if (write != state_.transfers.writes.end()) write->second.named = write->second.begun;
   if (state_.options.write_policy == WritePolicy::kWriteThrough) Write(record, false);
 }
 
@@ -81,6 +83,7 @@ void Spiller::Clean(uint64_t wanted) {
       state_.index.MakeReady(record);
     } else {
       Write(record, true);
+      if (IsPaused()) return;  // it was refused at once
     }
   }
 }
@@ -184,7 +187,8 @@ void Spiller::Send(ChunkNumber number, const std::shared_ptr<Chunk>& chunk, cons
     if (state_.closed) return;
     state_.transfers.writing_bytes -= header.image_bytes;
     Lose(state_.transfers.writes.at(number).record, "memory");
-    return End(number, absl::DataLossError(absl::StrCat("chunk ", ToString(header.key), " has lost its bytes")));
+    End(number, absl::DataLossError(absl::StrCat("chunk ", ToString(header.key), " has lost its bytes")));
+    return StartWrites();
   }
   state_.disk->AddNamespace(ns.id, ns.tenant, ns.spec);
   // The header is joined to the slots here, where nobody else sees it; what shares its last block goes along.
@@ -214,12 +218,12 @@ void Spiller::Written(ChunkNumber number, const ImageEntry& entry, const absl::S
       ++state_.counters.disk_writes;
       state_.counters.disk_bytes_written += bytes;
       state_.index.SetDisk(record, *place, entry.seq);
-      if (record->published && record->key() != entry.key) {
+      if (record->published && write.named) {
         state_.disk->Publish(*place, EntryOf(*record, state_.next_seq++));
       }
       End(number, absl::OkStatus());
     } else if (absl::IsResourceExhausted(place.status()) && ++write.refusals < kMostRefusals) {
-      write.begun = false;  // others took the room that was there
+      write.begun = write.named = false;  // others took the room that was there
       state_.transfers.to_write.push_front(number);
     } else {
       ++state_.counters.disk_writes_failed;

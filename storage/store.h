@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,6 +39,9 @@ struct StoreOptions {
   uint64_t disk_keep_free_bytes = 256 * kMiB;  // left to others on the volume
   WritePolicy write_policy = WritePolicy::kWriteBack;
   absl::Duration load_patience = absl::Seconds(30);  // how long a block on disk waits for memory to be read into
+
+  // Where ids of sessions and tickets come from, which nobody must be able to guess. Thread-safe; empty: the system.
+  std::function<uint64_t()> random;
 };
 
 // INVALID_ARGUMENT naming the option, its value and what was expected.
@@ -176,6 +180,9 @@ class Store {
   // The chunks numbered above `after`, in that order, `limit` at most. Many are listed by one call after another: what
   // comes or goes meanwhile may be missing.
   virtual std::vector<ChunkInfo> List(uint64_t after, size_t limit) const = 0;
+
+  // For tests: recomputes what the store counts. INTERNAL names what does not agree.
+  virtual absl::Status CheckInvariants() const = 0;
 };
 
 // `executor` must outlive the store. Blocks while it finds what an earlier store has left on disk. Errors as

@@ -107,6 +107,14 @@ void StoreState::Close(absl::AnyInvocable<void()> done) {
   disk->Close(std::move(done));
 }
 
+absl::Status StoreState::CheckInvariants() const {
+  MutexLock lock(&mu);
+  KVFERRY_RETURN_IF_ERROR(index.CheckInvariants());
+  KVFERRY_RETURN_IF_ERROR(arena->CheckInvariants());
+  if (waiting.load() != static_cast<int>(queue.size())) return absl::InternalError("those who wait are miscounted");
+  return transfers.CheckInvariants();
+}
+
 void StoreState::Bury(const Record& record) {
   arena->Uncharge(kRecordBytes);
   if (record.disk && !closed) disk->Free(record.disk, record.layout().image_bytes);
@@ -199,10 +207,12 @@ void StoreState::AbortReservationsIfOver(SessionId id) {
     if (fired.over) {
       auto& live = sessions.Find(id)->live;
       for (auto it = live.begin(); it != live.end();) {
-        const auto reservation = it++;
-        if (reservation->second->sealed) continue;
-        DropLive(reservation->second);
-        live.erase(reservation);
+        if (it->second->sealed) {
+          ++it;
+          continue;
+        }
+        DropLive(it->second);
+        it = live.erase(it);
         aborted = true;
       }
     }

@@ -72,6 +72,12 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   // of the store.
   void ExpireNames() ABSL_LOCKS_EXCLUDED(mu);
 
+  // Bits nobody can guess, as the options say.
+  uint64_t NewId() const { return options.random ? options.random() : RandomBits(); }
+
+  // For tests: recomputes everything. INTERNAL names what does not agree.
+  absl::Status CheckInvariants() const ABSL_LOCKS_EXCLUDED(mu);
+
   const StoreOptions options;
   Executor* const executor;  // for calls of the store, during which it is alive; others Kick
   const std::shared_ptr<Arena> arena;

@@ -56,6 +56,7 @@ class TieredStore : public Store {
 
   StoreStats Stats() const override;
   std::vector<ChunkInfo> List(uint64_t after, size_t limit) const override;
+  absl::Status CheckInvariants() const override { return state_->CheckInvariants(); }
 
  private:
   absl::Status PublishUntil(SessionId session, const ChunkKey& live, const PublishOptions& options, absl::Time expires);
@@ -69,9 +70,9 @@ class TieredStore : public Store {
 };
 
 absl::StatusOr<SessionId> TieredStore::OpenSession(absl::string_view tenant) {
-  SessionId id = NewSessionId();
+  SessionId id = SessionIdOf(state_->NewId());
   MutexLock lock(&state_->mu);
-  while (state_->sessions.Find(id) != nullptr) id = NewSessionId();
+  while (state_->sessions.Find(id) != nullptr) id = SessionIdOf(state_->NewId());
   if (!state_->arena->TryCharge(kSessionBytes)) {
     return absl::ResourceExhaustedError(absl::StrCat("session: no memory for its bookkeeping of ", kSessionBytes,
                                                      " bytes, budget ", state_->options.memory_bytes));
@@ -181,8 +182,9 @@ absl::Status TieredStore::PublishUntil(SessionId id, const ChunkKey& live, const
         absl::StrCat("publish: chunk ", ToString(live), " holds NaN or infinity, which no other sequence should get"));
   }
   const ChunkKey key{live.ns, options.prefix_key, live.group, live.shard};
-  if (Record* other = state_->index.Find(key); other != nullptr && state_->HasExpired(*other)) {
-    state_->index.Unpublish(other);
+  for (Record* named : {state_->index.Find(key), record}) {  // names that are over, and not taken away yet
+    if (named == nullptr || !named->published || !state_->HasExpired(*named)) continue;
+    state_->index.Unpublish(named);
     ++state_->counters.expirations;
   }
   const bool again = record->published;
@@ -262,8 +264,8 @@ absl::StatusOr<TicketId> TieredStore::Share(SessionId id, absl::Span<const Chunk
                                                    ", expected more than 0 and at most ",
                                                    absl::FormatDuration(kMaxTicketLife)));
   }
-  TicketId ticket_id = NewSessionId();
-  const uint64_t name = NewSessionId() & ~kLiveBit;
+  TicketId ticket_id = SessionIdOf(state_->NewId());
+  const uint64_t name = state_->NewId() & ~kLiveBit;
   {
     Step step(state_.get());
     const Session* session = state_->sessions.Find(id);
@@ -287,7 +289,7 @@ absl::StatusOr<TicketId> TieredStore::Share(SessionId id, absl::Span<const Chunk
       return absl::ResourceExhaustedError(
           absl::StrCat("share: no memory for a ticket of ", bytes, " bytes, budget ", state_->options.memory_bytes));
     }
-    while (state_->tickets.Find(ticket_id) != nullptr) ticket_id = NewSessionId();
+    while (state_->tickets.Find(ticket_id) != nullptr) ticket_id = SessionIdOf(state_->NewId());
     Session* ticket = state_->tickets.Open(ticket_id, session->tenant);
     for (size_t i = 0; i < keys.size(); ++i) {
       ChunkKey key = keys[i];

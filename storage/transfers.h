@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "storage/ghosts.h"
 #include "storage/record.h"
@@ -20,6 +21,7 @@ struct ChunkWrite {
   std::shared_ptr<Chunk> chunk;
   std::vector<FlushDone> waiters;
   bool begun = false;
+  bool named = false;     // since it has begun: its header does not say so
   bool cleaning = false;  // so that it can leave memory
   int refusals = 0;
 };
@@ -64,6 +66,9 @@ struct Transfers {
   size_t hinted_loads = 0;  // under way
 
   Ghosts seen;  // lost from memory for want of a second use
+
+  // For tests. INTERNAL names what does not agree.
+  absl::Status CheckInvariants() const;
 };
 
 }  // namespace kvferry

@@ -36,6 +36,9 @@ struct ChunkKey {
     return a.ns == b.ns && a.id == b.id && a.group == b.group && a.shard == b.shard;
   }
   friend bool operator!=(const ChunkKey& a, const ChunkKey& b) { return !(a == b); }
+  friend bool operator<(const ChunkKey& a, const ChunkKey& b) {
+    return std::tie(a.ns, a.id, a.group, a.shard) < std::tie(b.ns, b.id, b.group, b.shard);
+  }
   template <typename H>
   friend H AbslHashValue(H h, const ChunkKey& k) {
     return H::combine(std::move(h), k.ns, k.id, k.group, k.shard);

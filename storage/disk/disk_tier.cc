@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 #include <utility>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/log.h"
@@ -77,19 +79,28 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
     DiskPlace place;
     uint64_t header_seq = 0;
   };
-  absl::flat_hash_map<ChunkKey, Image> images;
+  absl::btree_map<ChunkKey, Image> images;
   std::vector<Image> older;
   Layouts layouts(tier.manifest_.get());
   const int64_t seconds = absl::ToUnixSeconds(now);
   uint64_t oldest = UINT64_MAX, youngest = tier.manifest_->youngest_seq();
+  const auto is_alive = [&](DiskPlace place, ImageEntry* image) {
+    if (!tier.manifest_->Resolve(place, image)) return false;
+    youngest = std::max(youngest, image->seq);
+    const ChunkLayout* layout = layouts.Of(image->key);
+    if (image->key.IsLive() || layout == nullptr || layout->image_bytes != image->blocks * kDiskAlignment) return false;
+    return image->lifetime.expires == 0 || image->lifetime.expires > seconds;
+  };
+  std::set<uint32_t> segments;
   const auto keep = [&](const ImageEntry& entry, DiskPlace place) {
     Image candidate{entry, place, entry.seq};
-    if (!tier.manifest_->Resolve(place, &candidate.image)) return false;
-    youngest = std::max(youngest, candidate.image.seq);
     const ImageEntry& image = candidate.image;
-    const ChunkLayout* layout = layouts.Of(image.key);
-    if (image.key.IsLive() || layout == nullptr || layout->image_bytes != image.blocks * kDiskAlignment) return false;
-    if (image.lifetime.expires != 0 && image.lifetime.expires <= seconds) return false;
+    if (!is_alive(place, &candidate.image)) {
+      // A footer goes on naming it, and why it is dead may be forgotten.
+      tier.manifest_->Note(FreedEntry{place});
+      return false;
+    }
+    segments.insert(place.segment);
     oldest = std::min(oldest, image.seq);
     const auto [it, is_new] = images.try_emplace(image.key, candidate);
     if (!is_new) {
@@ -99,8 +110,12 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
     return true;
   };
   KVFERRY_RETURN_IF_ERROR(tier.log_->Recover([&](const ChunkKey& key) { return layouts.Of(key); }, keep));
-  for (const Image& image : older) tier.Free(image.place, image.image.blocks * kDiskAlignment);
-  KVFERRY_RETURN_IF_ERROR(tier.manifest_->Compact(oldest));
+  segments.insert(tier.log_->unread().begin(), tier.log_->unread().end());
+  if (!tier.log_->unread().empty()) oldest = 0;  // nobody knows how old the images are that could not be read
+  for (const Image& image : older) tier.manifest_->Note(FreedEntry{image.place});
+  KVFERRY_RETURN_IF_ERROR(tier.manifest_->Compact(oldest, segments));
+  tier.closed_ = false;
+  for (const Image& image : older) tier.log_->Free(image.place, image.image.blocks * kDiskAlignment);
   for (const auto& [key, image] : images)
     found({tier.manifest_->Find(key.ns), image.image, image.place, image.header_seq});
   opened.next_seq = youngest + 1;

@@ -87,7 +87,7 @@ class DiskTier {
  private:
   DiskTier() = default;
 
-  bool closed_ = false;
+  bool closed_ = true;  // or not yet open
 
   std::unique_ptr<Folder> folder_;
   std::unique_ptr<Manifest> manifest_;

@@ -78,10 +78,10 @@ absl::StatusOr<std::unique_ptr<Manifest>> Manifest::Open(Folder* folder, const D
   for (const uint32_t number : numbers) {  // the newest that can be read: an older one was complete when it was current
     manifest->number_ = std::max(manifest->number_, number);
     why = manifest->Load(NameOf(number));
-    if (why.ok() || absl::IsFailedPrecondition(why)) break;
+    if (!absl::IsDataLoss(why)) break;  // what cannot be read now may say more than an older one
     KVFERRY_LOG(kError, absl::StrCat("disk: ", why.message()));
   }
-  if (absl::IsFailedPrecondition(why)) return why;
+  if (!why.ok() && !absl::IsDataLoss(why) && !numbers.empty()) return why;
   if (!why.ok()) {
     if (segments) {
       return absl::DataLossError(absl::StrCat("disk: the folder has segments, and nobody can say whose: ",
@@ -126,6 +126,7 @@ absl::Status Manifest::Load(const std::string& name) {
     for (ManifestEntry& entry : decoded->frame.entries) state.Apply(std::move(entry));
     left.remove_prefix(decoded->bytes);
   }
+  if (!last) return absl::DataLossError(absl::StrCat(name, ": it is empty"));
   MutexLock lock(&mu_);
   state_ = std::move(state);
   return absl::OkStatus();
@@ -242,6 +243,7 @@ absl::Status Manifest::WriteAnew() {
   {
     MutexLock lock(&mu_);
     entries = state_.Entries();
+    waiting_.clear();  // they are among those
   }
   absl::Status removed = folder_->Remove(kUnfinished);
   if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
@@ -265,11 +267,14 @@ absl::Status Manifest::WriteAnew() {
   return absl::OkStatus();
 }
 
-absl::Status Manifest::Compact(uint64_t oldest_seq) {
+absl::Status Manifest::Compact(uint64_t oldest_seq, const std::set<uint32_t>& segments) {
   {
     MutexLock lock(&mu_);
     absl::erase_if(state_.erased, [oldest_seq](const auto& entry) { return entry.second <= oldest_seq; });
     absl::erase_if(state_.dropped, [oldest_seq](const auto& entry) { return entry.second <= oldest_seq; });
+    const auto is_gone = [&segments](const auto& entry) { return !segments.contains(entry.first); };
+    std::erase_if(state_.published, is_gone);
+    std::erase_if(state_.freed, is_gone);
   }
   return WriteAnew();
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +24,8 @@ namespace kvferry {
 class Manifest {
  public:
   // The folder's manifest, or a new one where it has none. FAILED_PRECONDITION: it is of another version. DATA_LOSS:
-  // there are segments and no manifest that could be read. `folder` must outlive it.
+  // there are segments and no manifest that is whole. The disk's own errors: it could not be read. `folder` must
+  // outlive it.
   static absl::StatusOr<std::unique_ptr<Manifest>> Open(Folder* folder, const DiskStoreId& if_new);
   // Waits for what is under way. REQUIRES: no call is in progress.
   ~Manifest();
@@ -45,9 +47,9 @@ class Manifest {
 
   // A segment has gone, and what was said of its images with it.
   void Forget(uint32_t segment);
-  // There is no image any more with a smaller seq, so that what was erased or dropped before can be forgotten. Writes
-  // the manifest anew. Blocks: at start.
-  absl::Status Compact(uint64_t oldest_seq);
+  // There is no image any more with a smaller seq, so that what was erased or dropped before can be forgotten, and none
+  // in other segments than these, whose numbers may be given anew. Writes the manifest anew. Blocks: at start.
+  absl::Status Compact(uint64_t oldest_seq, const std::set<uint32_t>& segments);
 
  private:
   // Entries by what they are of.

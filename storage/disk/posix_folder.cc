@@ -124,7 +124,8 @@ class PosixFile : public File {
     uint64_t offset;
     uint64_t left = 0;
     std::vector<iovec> pieces;
-    int idle = 0;  // transfers in a row that moved less than a block
+    int idle = 0;          // transfers in a row that moved less than a block
+    bool refused = false;  // once, as if O_DIRECT were not taken
   };
 
   IoRequest Next(const Operation& operation) const {
@@ -157,7 +158,9 @@ class PosixFile : public File {
 
   // What a transfer of the operation came to; nullopt if it needs another.
   std::optional<absl::Status> Transferred(int64_t result, Operation* operation) {
-    if (result == -EINVAL && operation->kind != IoRequest::kSync && direct_.exchange(false)) {
+    // Others of the file that are under way may be refused too: each tries again by itself.
+    if (result == -EINVAL && operation->kind != IoRequest::kSync && direct_ &&
+        !std::exchange(operation->refused, true)) {
       shared_->GoBuffered(operation->kind == IoRequest::kRead ? "a read" : "a write");
       fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) & ~O_DIRECT);
       return std::nullopt;
@@ -204,7 +207,7 @@ class PosixFile : public File {
   const std::shared_ptr<Shared> shared_;
   const std::string path_;
   const int fd_;
-  std::atomic<bool> direct_;
+  const bool direct_;  // when it was opened
 };
 
 class PosixFolder : public Folder {

@@ -204,7 +204,12 @@ void SegmentLog::Seal(const SegmentPtr& segment) {
     images = segment->images;
     written = segment->written;
   }
-  absl::Status status = WriteFooter(*segment, std::move(images));
+  absl::Status status = segment->file->SyncNow();  // what a footer names is there
+  {
+    MutexLock lock(&mu_);
+    status = Synced(segment.get(), written, status);
+  }
+  if (status.ok()) status = WriteFooter(*segment, std::move(images));
   if (!status.ok()) {
     KVFERRY_LOG(kWarning, absl::StrCat("disk: no footer, so the next start reads the segment: ", status.message()));
   }
@@ -212,15 +217,19 @@ void SegmentLog::Seal(const SegmentPtr& segment) {
     MutexLock lock(&mu_);
     segment->sealed = true;
     segment->images = {};
-    if (status.ok()) segment->synced = std::max(segment->synced, written);
     RemoveIfEmpty(segment);
   }
   Recount(segment, 0);
 }
 
+absl::Status SegmentLog::Synced(Segment* segment, uint64_t written, const absl::Status& status) {
+  segment->sync_failed.Update(status);
+  if (segment->sync_failed.ok()) segment->synced = std::max(segment->synced, written);
+  return segment->sync_failed;
+}
+
 absl::Status SegmentLog::WriteFooter(const Segment& segment, std::vector<ImageEntry> images) {
   std::sort(images.begin(), images.end(), [](const ImageEntry& a, const ImageEntry& b) { return a.block < b.block; });
-  KVFERRY_RETURN_IF_ERROR(segment.file->SyncNow());  // what a footer names is there
   AlignedBuffer footer(FooterBytes(images.size()));
   const auto block = static_cast<uint32_t>(segment.next);
   EncodeFooter(segment.number, block, images, footer.view());
@@ -297,7 +306,9 @@ absl::Status SegmentLog::RecoverOne(uint32_t number, LayoutOf layout_of, Keep ke
   absl::StatusOr<std::vector<ImageEntry>> images = ReadFooter(*segment, bytes);
   if (absl::IsFailedPrecondition(images.status())) return images.status();
   const bool scanned = !images.ok();
-  if (scanned) images = Scan(*segment, bytes, layout_of);
+  bool all_read = true;
+  if (scanned) images = Scan(*segment, bytes, layout_of, &all_read);
+  if (!all_read) unread_.insert(number);
   std::vector<ImageEntry> kept;
   for (const ImageEntry& image : *images) {
     if (!keep(image, {number, image.block})) continue;
@@ -308,7 +319,7 @@ absl::Status SegmentLog::RecoverOne(uint32_t number, LayoutOf layout_of, Keep ke
     MutexLock lock(&mu_);
     last_number_ = std::max(last_number_, number);
   }
-  if (kept.empty()) {
+  if (kept.empty() && all_read) {
     KVFERRY_RETURN_IF_ERROR(folder_->Remove(NameOf(number)));
     if (options_.removed) options_.removed(number);
     return absl::OkStatus();
@@ -316,14 +327,15 @@ absl::Status SegmentLog::RecoverOne(uint32_t number, LayoutOf layout_of, Keep ke
   // What is dead gives its room back, and so does what lies between images that a crash has left.
   uint64_t end = 1;
   for (const ImageEntry& image : kept) {
-    if (image.block > end) {
+    if (image.block > end && all_read) {
       absl::Status punched = segment->file->Punch(end * kDiskAlignment, (image.block - end) * kDiskAlignment);
       if (!punched.ok() && !absl::IsUnimplemented(punched)) return punched;
     }
     end = uint64_t{image.block} + image.blocks;
   }
-  if (scanned) {
+  if (scanned && all_read) {
     segment->next = end;
+    KVFERRY_RETURN_IF_ERROR(segment->file->SyncNow());
     KVFERRY_RETURN_IF_ERROR(WriteFooter(*segment, std::move(kept)));
   }
   KVFERRY_ASSIGN_OR_RETURN(segment->allocated, segment->file->AllocatedBytes());
@@ -359,7 +371,7 @@ absl::StatusOr<std::vector<ImageEntry>> SegmentLog::ReadFooter(Segment& segment,
 }
 
 // Looks at every block of the file for an image that is whole.
-std::vector<ImageEntry> SegmentLog::Scan(Segment& segment, uint64_t bytes, LayoutOf layout_of) {
+std::vector<ImageEntry> SegmentLog::Scan(Segment& segment, uint64_t bytes, LayoutOf layout_of, bool* all) {
   std::vector<ImageEntry> images;
   const uint64_t end = bytes - bytes % kDiskAlignment;
   AlignedBuffer window(std::min(kScanWindow, end));
@@ -370,7 +382,8 @@ std::vector<ImageEntry> SegmentLog::Scan(Segment& segment, uint64_t bytes, Layou
       to = std::min(end, from + kScanWindow);
       const absl::Status read = segment.file->ReadNow(from, window.view().subspan(0, to - from));
       if (!read.ok()) {
-        KVFERRY_LOG(kWarning, absl::StrCat("disk: what lies behind is lost: ", read.message()));
+        KVFERRY_LOG(kWarning, absl::StrCat("disk: what lies behind is not found at this start: ", read.message()));
+        *all = false;
         break;
       }
     }
@@ -380,7 +393,9 @@ std::vector<ImageEntry> SegmentLog::Scan(Segment& segment, uint64_t bytes, Layou
     if (layout != nullptr && layout->image_bytes == header->image_bytes &&
         layout->slots.size() == header->checksums.size() && at + header->image_bytes <= end) {
       AlignedBuffer image(header->image_bytes);
-      if (segment.file->ReadNow(at, image.view()).ok() && IsWhole(*header, *layout, image.view())) {
+      const absl::Status read = segment.file->ReadNow(at, image.view());
+      *all = *all && read.ok();
+      if (read.ok() && IsWhole(*header, *layout, image.view())) {
         ImageEntry& entry = images.emplace_back();
         entry.key = header->key;
         entry.parent = header->parent;
@@ -444,14 +459,10 @@ void SegmentLog::Sync(IoDone done) {
   }
   for (auto& [segment, written] : dirty) {
     File* const file = segment->file.get();
-    file->Sync([this, answer = answer, segment = segment, written = written](const absl::Status& status) mutable {
+    file->Sync([this, answer = answer, segment = segment, written = written](absl::Status status) mutable {
       {
         MutexLock lock(&mu_);
-        if (status.ok()) {
-          segment->synced = std::max(segment->synced, written);
-        } else {
-          segment->sync_failed = status;
-        }
+        status = Synced(segment.get(), written, status);
       }
       if (!status.ok()) {
         MutexLock lock(&answer->mu);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,8 @@ class SegmentLog {
   // the images themselves, leaves out those that are torn, and writes the footer. FAILED_PRECONDITION: a file is of
   // another version, or of another store.
   absl::Status Recover(LayoutOf layout_of, Keep keep);
+  // Those of which Recover could not read everything: they stay as they are, so that another start may find the rest.
+  const std::set<uint32_t>& unread() const { return unread_; }
 
   // Whether an image of this size can be appended now, as far as the bounds go.
   bool HasRoom(uint64_t bytes) const;
@@ -117,6 +120,10 @@ class SegmentLog {
   absl::StatusOr<SegmentPtr> Create(uint32_t number, uint64_t bytes);
   void Retire(const SegmentPtr& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Seal(const SegmentPtr& segment) ABSL_LOCKS_EXCLUDED(mu_);
+  // A sync of the first `written` appends has ended. After one that failed no other is believed: the system tells of
+  // what it could not write only once.
+  static absl::Status Synced(Segment* segment, uint64_t written, const absl::Status& status);
+  // REQUIRES: the images are synced.
   absl::Status WriteFooter(const Segment& segment, std::vector<ImageEntry> images);
   void RemoveIfEmpty(const SegmentPtr& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `freed`: bytes that should have come back.
@@ -127,10 +134,12 @@ class SegmentLog {
 
   absl::Status RecoverOne(uint32_t number, LayoutOf layout_of, Keep keep);
   absl::StatusOr<std::vector<ImageEntry>> ReadFooter(Segment& segment, uint64_t bytes);
-  std::vector<ImageEntry> Scan(Segment& segment, uint64_t bytes, LayoutOf layout_of);
+  // *all: whether everything could be read.
+  std::vector<ImageEntry> Scan(Segment& segment, uint64_t bytes, LayoutOf layout_of, bool* all);
 
   const SegmentLogOptions options_;
   Folder* const folder_;
+  std::set<uint32_t> unread_;  // constant after Recover
 
   mutable Mutex mu_;
   CondVar idle_;

@@ -23,6 +23,7 @@ absl::Status SimDisk::Begin(absl::string_view what) {
   if (faults.crash_after >= 0 && number >= faults.crash_after) {
     return absl::UnavailableError(absl::StrCat(what, ": the machine has crashed"));
   }
+  if (number == faults.fail_at) return absl::UnavailableError(absl::StrCat(what, ": injected: input/output error"));
   if (faults.out_of > 0 && random_() % static_cast<uint64_t>(faults.out_of) == 0) {
     const bool full = random_() % 2 == 0;
     return full ? absl::ResourceExhaustedError(absl::StrCat(what, ": injected: no space"))
@@ -99,8 +100,10 @@ class SimFile : public File {
   }
 
   absl::Status SyncNow() override {
-    KVFERRY_RETURN_IF_ERROR(disk_->Begin(absl::StrCat("sync ", name_)));
-    if (disk_->faults.lying_sync) return absl::OkStatus();
+    const absl::Status status = disk_->Begin(absl::StrCat("sync ", name_));
+    const bool crashed = disk_->faults.crash_after >= 0 && disk_->operations_ > disk_->faults.crash_after;
+    if (!status.ok() && !crashed) inode_->given_up = true;
+    if (!status.ok() || disk_->faults.lying_sync || inode_->given_up) return status;
     inode_->durable = inode_->now;
     inode_->unsynced.clear();
     return absl::OkStatus();
@@ -208,7 +211,10 @@ class SimFolder : public Folder {
   SimScheduler* const scheduler_;
 };
 
-std::unique_ptr<Folder> SimDisk::Open(SimScheduler* scheduler) { return std::make_unique<SimFolder>(this, scheduler); }
+std::unique_ptr<Folder> SimDisk::Open(SimScheduler* scheduler) {
+  for (auto& [name, inode] : names_) inode->given_up = false;
+  return std::make_unique<SimFolder>(this, scheduler);
+}
 
 void SimDisk::Crash() {
   faults.crash_after = -1;
@@ -220,6 +226,7 @@ void SimDisk::Crash() {
   for (auto& [name, inode] : names_) {
     for (const auto& change : inode->unsynced) change(&inode->durable, &random_);
     inode->unsynced.clear();
+    inode->given_up = false;
     inode->now = inode->durable;
   }
 }
@@ -237,6 +244,10 @@ uint64_t SimDisk::AllocatedBytes() const {
   uint64_t blocks = 0;
   for (const auto& [name, inode] : names_) blocks += inode->now.allocated.size();
   return blocks * kDiskAlignment;
+}
+
+uint64_t SimDisk::AllocatedBytes(const std::string& name) const {
+  return names_.at(name)->now.allocated.size() * kDiskAlignment;
 }
 
 std::vector<std::string> SimDisk::Names() const {

@@ -48,6 +48,7 @@ class SimDisk {
   // What the next operations meet with. Probabilities are of one operation in `out_of`.
   struct Faults {
     int crash_after = -1;     // operations; from then on every one fails and changes nothing. -1: never
+    int fail_at = -1;         // this operation alone fails. -1: none
     int out_of = 0;           // one operation in so many fails; 0: none
     bool lying_sync = false;  // syncs answer and do nothing
     uint64_t free_bytes = ~uint64_t{0} >> 1;
@@ -62,6 +63,7 @@ class SimDisk {
   void Flip(const std::string& name, uint64_t bit);
 
   uint64_t AllocatedBytes() const;  // as du counts
+  uint64_t AllocatedBytes(const std::string& name) const;
   std::vector<std::string> Names() const;
   uint64_t SizeOf(const std::string& name) const;
 
@@ -76,6 +78,7 @@ class SimDisk {
   };
   struct Inode {
     Contents now, durable;
+    bool given_up = false;  // a sync failed: for who has the file open, what was written is believed clean
     std::vector<std::function<void(Contents*, std::mt19937_64*)>> unsynced;  // each as a crash may leave it
   };
   using Names_ = std::map<std::string, std::shared_ptr<Inode>>;
