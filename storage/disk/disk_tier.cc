@@ -73,6 +73,7 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
 
   struct Image {
     ImageEntry image;
+    uint64_t header_seq;
     DiskPlace place;
   };
   absl::flat_hash_map<ChunkKey, Image> images;
@@ -81,7 +82,7 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
   const int64_t seconds = absl::ToUnixSeconds(now);
   uint64_t oldest = UINT64_MAX, youngest = tier.manifest_->youngest_seq();
   const auto keep = [&](const ImageEntry& entry, DiskPlace place) {
-    Image candidate{entry, place};
+    Image candidate{entry, entry.seq, place};
     if (!tier.manifest_->Resolve(place, &candidate.image)) return false;
     youngest = std::max(youngest, candidate.image.seq);
     const ImageEntry& image = candidate.image;
@@ -99,7 +100,9 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
   KVFERRY_RETURN_IF_ERROR(tier.log_->Recover([&](const ChunkKey& key) { return layouts.Of(key); }, keep));
   for (const Image& image : older) tier.Free(image.place, image.image.blocks * kDiskAlignment);
   KVFERRY_RETURN_IF_ERROR(tier.manifest_->Compact(oldest));
-  for (const auto& [key, image] : images) found({tier.manifest_->Find(key.ns), image.image, image.place});
+  for (const auto& [key, image] : images) {
+    found({tier.manifest_->Find(key.ns), image.image, image.header_seq, image.place});
+  }
   opened.next_seq = youngest + 1;
   return opened;
 }

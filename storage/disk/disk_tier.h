@@ -31,7 +31,8 @@ class DiskTier {
   // A published chunk that a process before us left.
   struct Found {
     std::shared_ptr<const NamespaceEntry> ns;
-    ImageEntry image;
+    ImageEntry image;         // as it was last published
+    uint64_t header_seq = 0;  // the seq in the image's own header, which is older if it was published afterwards
     DiskPlace place;
   };
   struct Opened {

@@ -127,6 +127,7 @@ TEST_F(DiskTierTest, ARestartFindsWhatWasWritten) {
   for (const auto& [number, found] : found_) {
     EXPECT_TRUE(Reads(number, found.place));
     EXPECT_EQ(found.image.parent, (Id128{number / 2, 5}));
+    EXPECT_EQ(found.header_seq, found.image.seq);
   }
   Close();
 }
@@ -157,10 +158,12 @@ TEST_F(DiskTierTest, WhatIsErasedStaysErased) {
 TEST_F(DiskTierTest, ALiveChunkIsFoundOnlyOnceItIsPublished) {
   ASSERT_EQ(Open(), absl::OkStatus());
   std::map<uint64_t, DiskPlace> places;
+  std::map<uint64_t, uint64_t> written;  // the seq in its header
   for (uint64_t number = 1; number <= 4; ++number) {
     ImageEntry live = EntryOf(number, seq_++);
     live.key.id[0] |= kLiveBit;
     places[number] = *Write(live);
+    written[number] = live.seq;
   }
   ImageEntry published = EntryOf(2, seq_++);
   published.lifetime = {80, 1000};
@@ -172,6 +175,7 @@ TEST_F(DiskTierTest, ALiveChunkIsFoundOnlyOnceItIsPublished) {
   ASSERT_EQ(found_.size(), 1u);
   EXPECT_EQ(found_.at(2).image.lifetime, (Lifetime{80, 1000}));
   EXPECT_EQ(found_.at(2).image.seq, published.seq);
+  EXPECT_EQ(found_.at(2).header_seq, written[2]);
   Close();
   ASSERT_EQ(Open(1, absl::FromUnixSeconds(1000)), absl::OkStatus());
   EXPECT_TRUE(found_.empty()) << "it has expired";
