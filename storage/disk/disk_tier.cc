@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/str_cat.h"
-#include "storage/base/log.h"
 #include "storage/base/status.h"
+#include "storage/disk/aligned_buffer.h"
+#include "storage/disk/image_check.h"
+#include "storage/disk/layouts.h"
 
 namespace kvferry {
 namespace {
@@ -17,42 +19,6 @@ DiskStoreId NewStoreId() {
   const auto word = [&random] { return uint64_t{random()} << 32 | random(); };
   return {word(), word()};
 }
-
-// The layouts of the namespaces that a manifest knows, each made when it is first asked for.
-class Layouts {
- public:
-  explicit Layouts(const Manifest* manifest) : manifest_(manifest) {}
-  // nullptr: nothing is known of it, or it has no such group or shard.
-  const ChunkLayout* Of(const ChunkKey& key) {
-    const auto [it, is_new] = known_.try_emplace(key.ns);
-    if (is_new) Make(key.ns, &it->second);
-    const Known& known = it->second;
-    return key.group < known.layouts.size() && key.shard < known.shards ? &known.layouts[key.group] : nullptr;
-  }
-
- private:
-  struct Known {
-    std::vector<ChunkLayout> layouts;
-    uint32_t shards = 0;
-  };
-  void Make(const NamespaceId& ns, Known* known) const {
-    const std::shared_ptr<const NamespaceEntry> entry = manifest_->Find(ns);
-    if (entry == nullptr) return;
-    const absl::StatusOr<NamespaceSpec> spec = ParseCanonical(entry->spec);
-    if (!spec.ok() || HashNamespace(entry->tenant, *spec) != ns) {
-      KVFERRY_LOG(kError, absl::StrCat("disk: namespace ", ToString(ns),
-                                       " is not what its id says: ", spec.status().message()));
-      return;
-    }
-    known->shards = spec->shards;
-    for (int group = 0; group < static_cast<int>(spec->groups.size()); ++group) {
-      known->layouts.push_back(ChunkLayout::For(*spec, group));
-    }
-  }
-
-  const Manifest* const manifest_;
-  absl::flat_hash_map<NamespaceId, Known> known_;
-};
 
 }  // namespace
 
@@ -69,7 +35,10 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
   log_options.segment_bytes = std::min(options.segment_bytes, options.bytes / 8);
   log_options.keep_free_bytes = options.keep_free_bytes;
   log_options.removed = [manifest = tier.manifest_.get()](uint32_t segment) { manifest->Forget(segment); };
+  log_options.vacate = [&tier](uint32_t segment) { tier.relocator_->Vacate(segment); };
   tier.log_ = std::make_unique<SegmentLog>(log_options, tier.folder_.get());
+  tier.relocator_ =
+      std::make_unique<Relocator>(tier.log_.get(), tier.manifest_.get(), tier.folder_.get(), options.moved);
 
   struct Image {
     ImageEntry image;
@@ -81,7 +50,8 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
   Layouts layouts(tier.manifest_.get());
   const int64_t seconds = absl::ToUnixSeconds(now);
   uint64_t oldest = UINT64_MAX, youngest = tier.manifest_->youngest_seq();
-  const auto keep = [&](const ImageEntry& entry, DiskPlace place) {
+  std::set<uint32_t> segments;
+  const auto found_at = [&](const ImageEntry& entry, DiskPlace place) {
     Image candidate{entry, entry.seq, place};
     if (!tier.manifest_->Resolve(place, &candidate.image)) return false;
     youngest = std::max(youngest, candidate.image.seq);
@@ -92,14 +62,34 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
     oldest = std::min(oldest, image.seq);
     const auto [it, is_new] = images.try_emplace(image.key, candidate);
     if (!is_new) {
-      if (image.seq > it->second.image.seq) std::swap(candidate, it->second);
+      if (image.seq >= it->second.image.seq) std::swap(candidate, it->second);
       older.push_back(candidate);
     }
     return true;
   };
+  // A segment goes on listing what was not kept, so that it has to be said for as long as there is the segment.
+  const auto keep = [&](const ImageEntry& entry, DiskPlace place) {
+    const bool kept = found_at(entry, place);
+    if (kept) segments.insert(place.segment);
+    if (!kept) tier.manifest_->Note(FreedEntry{place});
+    return kept;
+  };
   KVFERRY_RETURN_IF_ERROR(tier.log_->Recover([&](const ChunkKey& key) { return layouts.Of(key); }, keep));
-  for (const Image& image : older) tier.Free(image.place, image.image.blocks * kDiskAlignment);
-  KVFERRY_RETURN_IF_ERROR(tier.manifest_->Compact(oldest));
+  // Copies of one image: the later ones may have been given up, and the earlier ones too.
+  const auto whole = [&](const Image& image) {
+    AlignedBuffer bytes(image.image.blocks * kDiskAlignment);
+    return tier.log_->ReadNow(image.place, 0, bytes.view()).ok() &&
+           CheckImage(bytes.view(), [&](const ChunkKey& key) { return layouts.Of(key); }).ok();
+  };
+  for (Image& image : older) {
+    Image& chosen = images.at(image.image.key);
+    if (image.image.seq == chosen.image.seq && !whole(chosen)) std::swap(image, chosen);
+  }
+  for (const Image& image : older) {
+    tier.manifest_->Note(FreedEntry{image.place});
+    tier.log_->Free(image.place, image.image.blocks * kDiskAlignment);
+  }
+  KVFERRY_RETURN_IF_ERROR(tier.manifest_->Compact(oldest, segments));
   for (const auto& [key, image] : images) {
     found({tier.manifest_->Find(key.ns), image.image, image.header_seq, image.place});
   }
@@ -108,11 +98,12 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
 }
 
 DiskTier::~DiskTier() {
-  if (log_ != nullptr && !closed_) log_->Close([] {});
+  if (relocator_ != nullptr && !closed_) Close([] {});
 }
 
 void DiskTier::Close(absl::AnyInvocable<void()> done) {
   closed_ = true;
+  relocator_->Stop();
   log_->Close(std::move(done));
 }
 
@@ -123,10 +114,12 @@ void DiskTier::AddNamespace(const NamespaceId& id, absl::string_view tenant, con
 void DiskTier::Free(DiskPlace place, uint64_t bytes) {
   manifest_->Note(FreedEntry{place});
   log_->Free(place, bytes);
+  relocator_->Freed(place);
 }
 
 void DiskTier::Publish(DiskPlace place, const ImageEntry& as) {
   manifest_->Note(PublishedEntry{place, as.key, as.parent, as.seq, as.lifetime});
+  relocator_->Published(place, as);
 }
 
 void DiskTier::Erase(const std::vector<ChunkKey>& keys, uint64_t seq, IoDone done) {
@@ -141,6 +134,7 @@ void DiskTier::Drop(const NamespaceId& ns, uint64_t seq, IoDone done) {
 }
 
 void DiskTier::Flush(IoDone done) {
+  relocator_->Retry();
   log_->Sync([this, done = std::move(done)](const absl::Status& synced) mutable {
     manifest_->Append({}, [synced, done = std::move(done)](const absl::Status& said) mutable {
       std::move(done)(synced.ok() ? said : synced);

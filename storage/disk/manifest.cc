@@ -186,6 +186,19 @@ void Manifest::Note(ManifestEntry entry) {
   waiting_.push_back(std::move(entry));
 }
 
+void Manifest::NoteCopy(DiskPlace from, DiskPlace to, const ImageEntry& image) {
+  PublishedEntry entry{to, image.key, image.parent, image.seq, image.lifetime};
+  MutexLock lock(&mu_);
+  const auto segment = state_.published.find(from.segment);
+  if (segment != state_.published.end() && segment->second.contains(from.block)) {
+    entry = segment->second[from.block];
+    entry.place = to;
+  }
+  if (entry.key.IsLive()) return;  // its header says that
+  state_.Apply(entry);
+  waiting_.emplace_back(entry);
+}
+
 void Manifest::Forget(uint32_t segment) {
   MutexLock lock(&mu_);
   state_.published.erase(segment);
@@ -265,9 +278,12 @@ absl::Status Manifest::WriteAnew() {
   return absl::OkStatus();
 }
 
-absl::Status Manifest::Compact(uint64_t oldest_seq) {
+absl::Status Manifest::Compact(uint64_t oldest_seq, const std::set<uint32_t>& segments) {
   {
     MutexLock lock(&mu_);
+    waiting_.clear();  // written below
+    std::erase_if(state_.published, [&segments](const auto& entry) { return !segments.contains(entry.first); });
+    std::erase_if(state_.freed, [&segments](const auto& entry) { return !segments.contains(entry.first); });
     absl::erase_if(state_.erased, [oldest_seq](const auto& entry) { return entry.second <= oldest_seq; });
     absl::erase_if(state_.dropped, [oldest_seq](const auto& entry) { return entry.second <= oldest_seq; });
   }

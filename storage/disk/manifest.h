@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,11 +44,16 @@ class Manifest {
   // The entry goes along with the next Append: to lose it costs a miss, no more.
   void Note(ManifestEntry entry);
 
+  // There is a copy at `to` of the image at `from`, which its own segment lists as `image`: what was said of the one
+  // holds for the other. Goes along with the next Append.
+  void NoteCopy(DiskPlace from, DiskPlace to, const ImageEntry& image);
+
   // A segment has gone, and what was said of its images with it.
   void Forget(uint32_t segment);
-  // There is no image any more with a smaller seq, so that what was erased or dropped before can be forgotten. Writes
-  // the manifest anew. Blocks: at start.
-  absl::Status Compact(uint64_t oldest_seq);
+  // There is no image any more with a smaller seq, so that what was erased or dropped before can be forgotten; and no
+  // other segment, so that nothing is said of one that will have its number. Writes the manifest anew. Blocks: at
+  // start, before anything is appended.
+  absl::Status Compact(uint64_t oldest_seq, const std::set<uint32_t>& segments);
 
  private:
   // Entries by what they are of.

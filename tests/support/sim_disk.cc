@@ -99,14 +99,18 @@ class SimFile : public File {
   }
 
   absl::Status SyncNow() override {
-    KVFERRY_RETURN_IF_ERROR(disk_->Begin(absl::StrCat("sync ", name_)));
-    if (disk_->faults.lying_sync) return absl::OkStatus();
+    absl::Status status = disk_->Begin(absl::StrCat("sync ", name_));
+    if (status.ok() && disk_->faults.syncs_to_fail > 0 && disk_->faults.syncs_to_fail-- > 0)
+      status = absl::UnavailableError(absl::StrCat("sync ", name_));
+    inode_->forgotten = inode_->forgotten || !status.ok();
+    if (inode_->forgotten || disk_->faults.lying_sync) return status;
     inode_->durable = inode_->now;
     inode_->unsynced.clear();
     return absl::OkStatus();
   }
 
   absl::Status Punch(uint64_t offset, uint64_t bytes) override {
+    if (!disk_->faults.holes) return absl::UnimplementedError(absl::StrCat("punch ", name_));
     KVFERRY_RETURN_IF_ERROR(disk_->Begin(absl::StrCat("punch ", name_)));
     for (uint64_t at = offset; at < offset + bytes; at += kDiskAlignment) {
       SimDisk::Apply(inode_.get(), [number = at / kDiskAlignment](SimDisk::Contents* to, std::mt19937_64* random) {
@@ -208,7 +212,10 @@ class SimFolder : public Folder {
   SimScheduler* const scheduler_;
 };
 
-std::unique_ptr<Folder> SimDisk::Open(SimScheduler* scheduler) { return std::make_unique<SimFolder>(this, scheduler); }
+std::unique_ptr<Folder> SimDisk::Open(SimScheduler* scheduler) {
+  for (auto& [name, inode] : names_) inode->forgotten = false;
+  return std::make_unique<SimFolder>(this, scheduler);
+}
 
 void SimDisk::Crash() {
   faults.crash_after = -1;

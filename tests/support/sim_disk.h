@@ -50,6 +50,8 @@ class SimDisk {
     int crash_after = -1;     // operations; from then on every one fails and changes nothing. -1: never
     int out_of = 0;           // one operation in so many fails; 0: none
     bool lying_sync = false;  // syncs answer and do nothing
+    int syncs_to_fail = 0;    // so many of files, the next ones
+    bool holes = true;        // the file system can give back what lies within a file
     uint64_t free_bytes = ~uint64_t{0} >> 1;
   };
   Faults faults;
@@ -77,6 +79,7 @@ class SimDisk {
   struct Inode {
     Contents now, durable;
     std::vector<std::function<void(Contents*, std::mt19937_64*)>> unsynced;  // each as a crash may leave it
+    bool forgotten = false;  // a sync has failed: as kernels do, others answer and do nothing, until it is opened anew
   };
   using Names_ = std::map<std::string, std::shared_ptr<Inode>>;
 
