@@ -7,6 +7,7 @@
 #include <random>
 #include <set>
 
+#include "absl/strings/str_format.h"
 #include "storage/base/log.h"
 #include "tests/disk/disk_tier_fixture.h"
 #include "tests/support/seeds.h"
@@ -91,6 +92,23 @@ TEST_F(DiskTierTest, OfTwoImagesTheYoungerCounts) {
   scheduler_->RunAll();
   EXPECT_EQ(tier_->usage().live_bytes, layout_.image_bytes);
   Close();
+}
+
+TEST_F(DiskTierTest, OfTwoCopiesOneThatIsWholeCounts) {
+  for (const size_t broken : {0, 1}) {
+    disk_ = SimDisk(1);
+    ASSERT_EQ(Open(), absl::OkStatus());
+    const ImageEntry entry = EntryOf(1, seq_++);
+    const DiskPlace places[] = {*Write(entry), *Write(entry)};  // as when one was moved, and the other not yet freed
+    ASSERT_EQ(Flush(), absl::OkStatus());
+    disk_.Flip(absl::StrFormat("segment-%08x", places[broken].segment), 8 * places[broken].offset() + 100);
+    Close();
+    ASSERT_EQ(Open(), absl::OkStatus());
+    ASSERT_EQ(found_.size(), 1u);
+    EXPECT_EQ(found_[1].place, places[1 - broken]);
+    EXPECT_TRUE(Reads(1, found_[1].place));
+    Close();
+  }
 }
 
 TEST_F(DiskTierTest, ANamespaceOfAnotherLayoutIsNotFound) {
