@@ -1,9 +1,9 @@
 """Images appended to segments and read back, against fio in the same folder.
 
 Both move blocks of one size past the page cache, so many at a time, to files that are new and were given their room
-ahead, and sync once at the end; and read each block once, in random order. fio uses io_uring. Ours does as well, and in
-`disk-denied` it runs where a seccomp filter denies that, as in most containers, with threads in its place. A ratio is the
-median over the rounds of one round's two speeds, so that a disk that drifts does so for both.
+ahead, and sync once at the end; and read each block once, in random order. fio uses io_uring. Ours does as well, and
+in `disk-denied` it runs where a seccomp filter denies that, as in most containers, with threads in its place. A ratio
+is the median over the rounds of one round's two speeds, so that a disk that drifts does so for both.
 """
 
 import json
@@ -47,17 +47,24 @@ def run(quick: bool) -> list[dict]:
 
 
 def _folder() -> tempfile.TemporaryDirectory:
-    """Where files can be opened past the page cache: beside other temporary files, else in build/bench."""
+    """Beside other temporary files, or in build/bench where those lie in memory or go through the page cache."""
     folder = tempfile.TemporaryDirectory(prefix="kvferry-disk-")
-    try:
-        os.close(os.open(Path(folder.name) / "probe", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600))
+    kind = _output(["stat", "--file-system", "--format=%T", folder.name]).strip()
+    if kind not in ("tmpfs", "ramfs") and _takes_direct(Path(folder.name) / "probe"):
         return folder
-    except OSError as error:
-        folder.cleanup()
-        target = ROOT / "build" / "bench"
-        target.mkdir(parents=True, exist_ok=True)
-        print(f"storage: {folder.name} takes no O_DIRECT ({error.strerror}); using {target}")
-        return tempfile.TemporaryDirectory(prefix="kvferry-disk-", dir=target)
+    folder.cleanup()
+    target = ROOT / "build" / "bench"
+    target.mkdir(parents=True, exist_ok=True)
+    print(f"storage: {kind} at {folder.name} is not past the page cache; using {target}")
+    return tempfile.TemporaryDirectory(prefix="kvferry-disk-", dir=target)
+
+
+def _takes_direct(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600))
+    except OSError:
+        return False
+    return True
 
 
 def _move(mover: str, block: str, total: int, folder: Path) -> list[tuple[str, float]]:
