@@ -33,9 +33,9 @@ struct SegmentLogOptions {
   std::function<void(uint32_t segment)> vacate;
 };
 
-// Thread-safe; no call but Recover and the destructor blocks. Callbacks run on the folder's threads, under no lock.
-// Failures name the file. Images never overlap, and no part of a file is written twice: whoever reads a
-// place that was freed finds zeros or the image, never another's bytes.
+// Thread-safe; no call blocks but Recover, ReadNow, Images and the destructor. Callbacks run on the folder's threads,
+// under no lock and never inside the call. Failures name the file. Images never overlap, and no part of a file is
+// written twice: whoever reads a place that was freed finds zeros or the image, never another's bytes.
 class SegmentLog {
  public:
   using AppendDone = absl::AnyInvocable<void(absl::StatusOr<DiskPlace>)>;
@@ -49,7 +49,7 @@ class SegmentLog {
   using Keep = absl::FunctionRef<bool(const ImageEntry& image, DiskPlace place)>;
   // Before anything else, once. Reads the footers there are; where there is none, since the process was killed, reads
   // the images themselves, leaves out those that are torn, and writes the footer. FAILED_PRECONDITION: a file is of
-  // another version, or of another store. Of whose namespace nothing is known is dead.
+  // another version, or of another store.
   absl::Status Recover(LayoutOf layout_of, Keep keep);
 
   // Whether an image of this size can be appended now, as far as the bounds go.
@@ -76,6 +76,7 @@ class SegmentLog {
   // Something of the caller's counts as under way until End().
   void Begin() ABSL_LOCKS_EXCLUDED(mu_);
   void End() ABSL_LOCKS_EXCLUDED(mu_);
+
   // Writes the footer of the segment that was appended to, so that the next start need not read its images. Done when
   // nothing is under way. Nothing may be appended any more.
   void Close(absl::AnyInvocable<void()> done);
@@ -98,7 +99,7 @@ class SegmentLog {
     uint64_t allocated = 0;  // bytes of the disk
     int writing = 0;         // appends under way
     bool retired = false;    // nothing is appended any more
-    bool sealed = false;     // has its footer
+    bool sealed = false;     // has its footer, or will never have one
     uint64_t written = 0;    // appends so far
     uint64_t synced = 0;     // of them, those known to survive
     bool syncing = false;
