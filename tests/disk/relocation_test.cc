@@ -386,7 +386,8 @@ TEST_F(RelocationThreadsTest, NothingIsLost) {
   EXPECT_EQ(kept.size(), 150u);
   for (const auto& [number, place] : kept) {
     AlignedBuffer read(layout_.image_bytes);
-    EXPECT_EQ(Await([&](IoDone done) { tier_->Read(place, 0, read.view(), std::move(done)); }), absl::OkStatus());
+    EXPECT_EQ(Await([&, from = place](IoDone done) { tier_->Read(from, 0, read.view(), std::move(done)); }),
+              absl::OkStatus());
     EXPECT_EQ(read, ImageOf(EntryOf(number, number)));
   }
   tier_ = nullptr;
