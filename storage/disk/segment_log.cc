@@ -316,7 +316,7 @@ absl::Status SegmentLog::RecoverOne(uint32_t number, LayoutOf layout_of, Keep ke
   uint64_t end = 1;
   for (const ImageEntry& image : kept) {
     if (image.block > end) {
-      const absl::Status punched = segment->file->Punch(end * kDiskAlignment, (image.block - end) * kDiskAlignment);
+      absl::Status punched = segment->file->Punch(end * kDiskAlignment, (image.block - end) * kDiskAlignment);
       segment->holes = segment->holes && !absl::IsUnimplemented(punched);
       if (segment->holes && !punched.ok()) return punched;
     }
