@@ -218,11 +218,47 @@ void Loader::Answer(ChunkLoad* load, const absl::Status& status) {
   load->waiters.clear();
 }
 
+Record* Loader::OwnerOf(const ImageEntry& image, DiskPlace place) {
+  const Session* session = state_.sessions.Find(image.key.Owner());
+  Record* record = !image.key.IsLive()  ? state_.index.Find(image.key)
+                   : session != nullptr ? session->FindLive(image.key)
+                                        : nullptr;
+  if (record != nullptr && record->disk == place) return record;
+  // It may have lost its name since, and be held still.
+  record = nullptr;
+  state_.index.ForEachAfter(0, SIZE_MAX, [&record, place](uint64_t, Record& other) {
+    if (other.disk == place) record = &other;
+  });
+  return record;
+}
+
+void Loader::Moved(const ImageEntry& image, uint64_t header_seq, DiskPlace from, DiskPlace to) {
+  const uint64_t bytes = image.blocks * kDiskAlignment;
+  Step step(&state_);
+  if (state_.closed) return;
+  Record* const record = OwnerOf(image, from);
+  if (record == nullptr) {
+    if (to) state_.disk->Free(to, bytes);
+    return;
+  }
+  ChunkLoad* const load = Find(record);
+  if (load != nullptr) load->moved = true;
+  if (to) {
+    state_.index.SetDisk(record, to, header_seq);
+  } else if (record->chunk != nullptr && record->chunk->whole()) {
+    state_.index.SetDisk(record, {}, 0);
+  } else {
+    Spiller(&state_).Lose(record, "its image on disk");
+  }
+  if (load == nullptr) state_.disk->Free(from, bytes);
+}
+
 void Loader::End(ChunkNumber number) {
   const auto it = state_.transfers.loads.find(number);
   const std::unique_ptr<ChunkLoad> load = std::move(it->second);
   state_.transfers.loads.erase(it);
   if (load->hinted) --state_.transfers.hinted_loads;
+  if (load->moved) state_.disk->Free(load->place, load->record->layout().image_bytes);
   state_.index.Unhold(load->record);
   if (load->hinted) FollowHints();
 }

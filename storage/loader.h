@@ -23,10 +23,15 @@ class Loader {
   void Begin(Record* record, const Extent& extent) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void Refuse(Record* record, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
 
+  // An image has been copied on disk; see DiskTierOptions::moved.
+  void Moved(const ImageEntry& image, uint64_t header_seq, DiskPlace from, DiskPlace to) ABSL_LOCKS_EXCLUDED(state_.mu);
+
   // Follows hints as far as there is memory.
   void FollowHints() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
 
  private:
+  // Whose image lies there; nullptr: nobody's any more.
+  Record* OwnerOf(const ImageEntry& image, DiskPlace place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   ChunkLoad* Find(const Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // nullptr if it has failed, and perhaps another one has begun since.
   ChunkLoad* Find(ChunkNumber number, const std::shared_ptr<Chunk>& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);

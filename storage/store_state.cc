@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/log.h"
 #include "storage/base/status.h"
+#include "storage/loader.h"
 #include "storage/reserver.h"
 #include "storage/spiller.h"
 
@@ -25,6 +26,10 @@ absl::Status StoreState::OpenDisk(std::unique_ptr<Folder> folder) {
   disk_options.keep_free_bytes = options.disk_keep_free_bytes;
   disk_options.freed = [weak = weak_from_this()] {
     if (const std::shared_ptr<StoreState> state = weak.lock()) Spiller(state.get()).Resume();
+  };
+  disk_options.moved = [weak = weak_from_this()](const ImageEntry& image, uint64_t header_seq, DiskPlace from,
+                                                 DiskPlace to) {
+    if (const std::shared_ptr<StoreState> state = weak.lock()) Loader(state.get()).Moved(image, header_seq, from, to);
   };
   std::vector<DiskTier::Found> refused;
   absl::flat_hash_map<NamespaceId, std::shared_ptr<const Namespace>> known;

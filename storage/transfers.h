@@ -45,6 +45,7 @@ struct ChunkLoad {
   std::vector<uint64_t> checksums;  // once the header has been read
   size_t pieces_left = 0;
   std::vector<Waiter> waiters;
+  bool moved = false;   // since it began its image lies elsewhere: `place` is to be freed
   bool hinted = false;  // began with a hint
 };
 

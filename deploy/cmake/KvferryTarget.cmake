@@ -43,7 +43,9 @@ function(kvferry_test name)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 300)
   if(ARG_TSAN)
-    set_tests_properties(${name} PROPERTIES LABELS tsan)
+    set_tests_properties(${name} PROPERTIES
+      LABELS tsan
+      ENVIRONMENT "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp")
     add_dependencies(kvferry_tsan_tests ${name})
   endif()
 endfunction()

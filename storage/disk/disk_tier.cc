@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/container/btree_map.h"
-#include "absl/container/flat_hash_map.h"
-#include "absl/strings/str_cat.h"
-#include "storage/base/log.h"
 #include "storage/base/status.h"
+#include "storage/disk/aligned_buffer.h"
+#include "storage/disk/image_check.h"
+#include "storage/disk/layouts.h"
 
 namespace kvferry {
 namespace {
@@ -19,42 +19,6 @@ DiskStoreId NewStoreId() {
   const auto word = [&random] { return uint64_t{random()} << 32 | random(); };
   return {word(), word()};
 }
-
-// The layouts of the namespaces that a manifest knows, each made when it is first asked for.
-class Layouts {
- public:
-  explicit Layouts(const Manifest* manifest) : manifest_(manifest) {}
-  // nullptr: nothing is known of it, or it has no such group or shard.
-  const ChunkLayout* Of(const ChunkKey& key) {
-    const auto [it, is_new] = known_.try_emplace(key.ns);
-    if (is_new) Make(key.ns, &it->second);
-    const Known& known = it->second;
-    return key.group < known.layouts.size() && key.shard < known.shards ? &known.layouts[key.group] : nullptr;
-  }
-
- private:
-  struct Known {
-    std::vector<ChunkLayout> layouts;
-    uint32_t shards = 0;
-  };
-  void Make(const NamespaceId& ns, Known* known) const {
-    const std::shared_ptr<const NamespaceEntry> entry = manifest_->Find(ns);
-    if (entry == nullptr) return;
-    const absl::StatusOr<NamespaceSpec> spec = ParseCanonical(entry->spec);
-    if (!spec.ok() || HashNamespace(entry->tenant, *spec) != ns) {
-      KVFERRY_LOG(kError, absl::StrCat("disk: namespace ", ToString(ns),
-                                       " is not what its id says: ", spec.status().message()));
-      return;
-    }
-    known->shards = spec->shards;
-    for (int group = 0; group < static_cast<int>(spec->groups.size()); ++group) {
-      known->layouts.push_back(ChunkLayout::For(*spec, group));
-    }
-  }
-
-  const Manifest* const manifest_;
-  absl::flat_hash_map<NamespaceId, Known> known_;
-};
 
 }  // namespace
 
@@ -72,63 +36,82 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
   log_options.keep_free_bytes = options.keep_free_bytes;
   log_options.freed = options.freed;
   log_options.removed = [manifest = tier.manifest_.get()](uint32_t segment) { manifest->Forget(segment); };
+  log_options.vacate = [&tier](uint32_t segment) { tier.relocator_->Vacate(segment); };
   tier.log_ = std::make_unique<SegmentLog>(log_options, tier.folder_.get());
+  tier.relocator_ =
+      std::make_unique<Relocator>(tier.log_.get(), tier.manifest_.get(), tier.folder_.get(), options.moved);
 
   struct Image {
     ImageEntry image;
+    uint64_t header_seq;
     DiskPlace place;
-    uint64_t header_seq = 0;
   };
   absl::btree_map<ChunkKey, Image> images;
   std::vector<Image> older;
   Layouts layouts(tier.manifest_.get());
   const int64_t seconds = absl::ToUnixSeconds(now);
   uint64_t oldest = UINT64_MAX, youngest = tier.manifest_->youngest_seq();
-  const auto is_alive = [&](DiskPlace place, ImageEntry* image) {
-    if (!tier.manifest_->Resolve(place, image)) return false;
-    youngest = std::max(youngest, image->seq);
-    const ChunkLayout* layout = layouts.Of(image->key);
-    if (image->key.IsLive() || layout == nullptr || layout->image_bytes != image->blocks * kDiskAlignment) return false;
-    return image->lifetime.expires == 0 || image->lifetime.expires > seconds;
-  };
   std::set<uint32_t> segments;
-  const auto keep = [&](const ImageEntry& entry, DiskPlace place) {
-    Image candidate{entry, place, entry.seq};
+  const auto found_at = [&](const ImageEntry& entry, DiskPlace place) {
+    Image candidate{entry, entry.seq, place};
+    if (!tier.manifest_->Resolve(place, &candidate.image)) return false;
+    youngest = std::max(youngest, candidate.image.seq);
     const ImageEntry& image = candidate.image;
-    if (!is_alive(place, &candidate.image)) {
-      // A footer goes on naming it, and why it is dead may be forgotten.
-      tier.manifest_->Note(FreedEntry{place});
-      return false;
-    }
-    segments.insert(place.segment);
+    const ChunkLayout* layout = layouts.Of(image.key);
+    if (image.key.IsLive() || layout == nullptr || layout->image_bytes != image.blocks * kDiskAlignment) return false;
+    if (image.lifetime.expires != 0 && image.lifetime.expires <= seconds) return false;
     oldest = std::min(oldest, image.seq);
     const auto [it, is_new] = images.try_emplace(image.key, candidate);
     if (!is_new) {
-      if (image.seq > it->second.image.seq) std::swap(candidate, it->second);
+      if (image.seq >= it->second.image.seq) std::swap(candidate, it->second);
       older.push_back(candidate);
     }
     return true;
   };
+  // A segment goes on listing what was not kept, so that it has to be said for as long as there is the segment.
+  const auto keep = [&](const ImageEntry& entry, DiskPlace place) {
+    const bool kept = found_at(entry, place);
+    if (kept) segments.insert(place.segment);
+    if (!kept) tier.manifest_->Note(FreedEntry{place});
+    return kept;
+  };
   KVFERRY_RETURN_IF_ERROR(tier.log_->Recover([&](const ChunkKey& key) { return layouts.Of(key); }, keep));
   segments.insert(tier.log_->unread().begin(), tier.log_->unread().end());
   if (!tier.log_->unread().empty()) oldest = 0;  // nobody knows how old the images are that could not be read
+  // Copies of one image: the later ones may have been given up, and the earlier ones too.
+  const auto whole = [&](const Image& image) {
+    AlignedBuffer bytes(image.image.blocks * kDiskAlignment);
+    return tier.log_->ReadNow(image.place, 0, bytes.view()).ok() &&
+           CheckImage(bytes.view(), [&](const ChunkKey& key) { return layouts.Of(key); }).ok();
+  };
+  for (Image& image : older) {
+    Image& chosen = images.at(image.image.key);
+    if (image.image.seq == chosen.image.seq && !whole(chosen)) std::swap(image, chosen);
+  }
   for (const Image& image : older) tier.manifest_->Note(FreedEntry{image.place});
   KVFERRY_RETURN_IF_ERROR(tier.manifest_->Compact(oldest, segments));
   tier.closed_ = false;
   for (const Image& image : older) tier.log_->Free(image.place, image.image.blocks * kDiskAlignment);
-  for (const auto& [key, image] : images)
-    found({tier.manifest_->Find(key.ns), image.image, image.place, image.header_seq});
+  for (const auto& [key, image] : images) {
+    found({tier.manifest_->Find(key.ns), image.image, image.header_seq, image.place});
+  }
   opened.next_seq = youngest + 1;
   return opened;
 }
 
 DiskTier::~DiskTier() {
-  if (log_ != nullptr && !closed_) log_->Close([] {});
+  if (!closed_) Close([] {});
 }
 
 void DiskTier::Close(absl::AnyInvocable<void()> done) {
   closed_ = true;
+  relocator_->Stop();
   log_->Close(std::move(done));
+}
+
+void DiskTier::Wait() {
+  log_->Wait();
+  manifest_->Wait();
 }
 
 void DiskTier::AddNamespace(const NamespaceId& id, absl::string_view tenant, const NamespaceSpec& spec) {
@@ -138,10 +121,12 @@ void DiskTier::AddNamespace(const NamespaceId& id, absl::string_view tenant, con
 void DiskTier::Free(DiskPlace place, uint64_t bytes) {
   manifest_->Note(FreedEntry{place});
   log_->Free(place, bytes);
+  relocator_->Freed(place);
 }
 
 void DiskTier::Publish(DiskPlace place, const ImageEntry& as) {
   manifest_->Note(PublishedEntry{place, as.key, as.parent, as.seq, as.lifetime});
+  relocator_->Published(place, as);
 }
 
 void DiskTier::Erase(const std::vector<ChunkKey>& keys, uint64_t seq, IoDone done) {
@@ -156,6 +141,7 @@ void DiskTier::Drop(const NamespaceId& ns, uint64_t seq, IoDone done) {
 }
 
 void DiskTier::Flush(IoDone done) {
+  relocator_->Retry();
   log_->Sync([this, done = std::move(done)](const absl::Status& synced) mutable {
     manifest_->Append({}, [synced, done = std::move(done)](const absl::Status& said) mutable {
       std::move(done)(synced.ok() ? said : synced);

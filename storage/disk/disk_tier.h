@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "storage/base/namespace_spec.h"
 #include "storage/disk/manifest.h"
+#include "storage/disk/relocator.h"
 #include "storage/disk/segment_log.h"
 
 namespace kvferry {
@@ -22,21 +23,28 @@ struct DiskTierOptions {
   uint64_t bytes = 0;                     // hard bound on what the folder's segments take
   uint64_t segment_bytes = 256 * kMiB;    // less where the bound is small: at most an eighth of it
   uint64_t keep_free_bytes = 256 * kMiB;  // left to others on the volume
+  // Told that the image at `from` lies at `to` as well, byte for byte and as durable, and that `from` is to go: its
+  // segment could not be synced, or is nearly empty on a file system that has no holes. `image` is what it is by now,
+  // `header_seq` what its own header says. Both places can be read until the owner answers, at any later time, by
+  // Free(from) if the chunk lies at `to` for it from now on, or by Free(to) if it has no use for that, because it
+  // freed `from` before it was told. If the image is not whole any more `to` is nowhere and `header_seq` 0: the chunk
+  // is lost, and the answer is Free(from), if that has not been freed. If it is empty images stay where they are.
+  Relocator::Moved moved;
   // Told that room has come back, on a thread of the folder's and under no lock. May be empty.
   std::function<void()> freed;
 };
 
 // Images in segments and a manifest beside them, as one. Which images there are is the store's to remember; this knows
-// where the disk's room went. Thread-safe; only Open and the destructor block. Callbacks run on the folder's threads,
-// under no lock.
+// where the disk's room went. Thread-safe; only Open, Wait and the destructor block. Callbacks run on the folder's
+// threads, under no lock.
 class DiskTier {
  public:
   // A published chunk that a process before us left.
   struct Found {
     std::shared_ptr<const NamespaceEntry> ns;
-    ImageEntry image;
+    ImageEntry image;         // as it was last published
+    uint64_t header_seq = 0;  // the seq in the image's own header, which is older if it was published afterwards
     DiskPlace place;
-    uint64_t header_seq = 0;  // that the image's own header has
   };
   struct Opened {
     std::unique_ptr<DiskTier> tier;
@@ -51,6 +59,8 @@ class DiskTier {
   ~DiskTier();
   // Nothing is written any more. Done when the segment that was appended to has its footer and nothing is under way.
   void Close(absl::AnyInvocable<void()> done);
+  // Until nothing is under way.
+  void Wait();
 
   // Makes a namespace known, so that its images are found again. Once for each that is written to is enough.
   void AddNamespace(const NamespaceId& id, absl::string_view tenant, const NamespaceSpec& spec);
@@ -78,7 +88,8 @@ class DiskTier {
   void Erase(const std::vector<ChunkKey>& keys, uint64_t seq, IoDone done);
   void Drop(const NamespaceId& ns, uint64_t seq, IoDone done);
 
-  // Done when every image whose Write was answered before, and what was said of it, survives a loss of power.
+  // Done when every image whose Write was answered before, and what was said of it, survives a loss of power. After a
+  // failure the images concerned are moved, and until their owner has answered for all of them every Flush fails.
   void Flush(IoDone done);
 
   SegmentLog::Usage usage() const { return log_->usage(); }
@@ -91,7 +102,8 @@ class DiskTier {
 
   std::unique_ptr<Folder> folder_;
   std::unique_ptr<Manifest> manifest_;
-  std::unique_ptr<SegmentLog> log_;
+  std::unique_ptr<Relocator> relocator_;
+  std::unique_ptr<SegmentLog> log_;  // last: it waits for what uses the others
 };
 
 }  // namespace kvferry

@@ -12,6 +12,8 @@
 
 namespace kvferry {
 
+inline constexpr absl::string_view kSegmentPrefix = "segment-";
+
 // `prefix` and eight hex digits.
 inline std::string NumberedName(absl::string_view prefix, uint32_t number) {
   return absl::StrCat(prefix, absl::Hex(number, absl::kZeroPad8));

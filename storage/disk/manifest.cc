@@ -93,7 +93,7 @@ absl::StatusOr<std::unique_ptr<Manifest>> Manifest::Open(Folder* folder, const D
   return manifest;  // one that was there is written anew by the first who has something to say, or by Compact
 }
 
-Manifest::~Manifest() {
+void Manifest::Wait() {
   MutexLock lock(&mu_);
   while (writing_) idle_.Wait(&mu_);
 }
@@ -185,6 +185,19 @@ void Manifest::Note(ManifestEntry entry) {
   MutexLock lock(&mu_);
   state_.Apply(entry);
   waiting_.push_back(std::move(entry));
+}
+
+void Manifest::NoteCopy(DiskPlace from, DiskPlace to, const ImageEntry& image) {
+  PublishedEntry entry{to, image.key, image.parent, image.seq, image.lifetime};
+  MutexLock lock(&mu_);
+  const auto segment = state_.published.find(from.segment);
+  if (segment != state_.published.end() && segment->second.contains(from.block)) {
+    entry = segment->second[from.block];
+    entry.place = to;
+  }
+  if (entry.key.IsLive()) return;  // its header says that
+  state_.Apply(entry);
+  waiting_.emplace_back(entry);
 }
 
 void Manifest::Forget(uint32_t segment) {

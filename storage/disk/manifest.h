@@ -27,8 +27,10 @@ class Manifest {
   // there are segments and no manifest that is whole. The disk's own errors: it could not be read. `folder` must
   // outlive it.
   static absl::StatusOr<std::unique_ptr<Manifest>> Open(Folder* folder, const DiskStoreId& if_new);
-  // Waits for what is under way. REQUIRES: no call is in progress.
-  ~Manifest();
+  // Waits. REQUIRES: no call is in progress.
+  ~Manifest() { Wait(); }
+  // Until nothing is under way. Blocks.
+  void Wait() ABSL_LOCKS_EXCLUDED(mu_);
 
   const DiskStoreId& store() const { return store_; }
 
@@ -45,10 +47,15 @@ class Manifest {
   // The entry goes along with the next Append: to lose it costs a miss, no more.
   void Note(ManifestEntry entry);
 
+  // There is a copy at `to` of the image at `from`, which its own segment lists as `image`: what was said of the one
+  // holds for the other. Goes along with the next Append.
+  void NoteCopy(DiskPlace from, DiskPlace to, const ImageEntry& image);
+
   // A segment has gone, and what was said of its images with it.
   void Forget(uint32_t segment);
-  // There is no image any more with a smaller seq, so that what was erased or dropped before can be forgotten, and none
-  // in other segments than these, whose numbers may be given anew. Writes the manifest anew. Blocks: at start.
+  // There is no image any more with a smaller seq, so that what was erased or dropped before can be forgotten; and no
+  // other segment, so that nothing is said of one that will have its number. Writes the manifest anew. Blocks: at
+  // start, before anything is appended.
   absl::Status Compact(uint64_t oldest_seq, const std::set<uint32_t>& segments);
 
  private:

@@ -1,11 +1,13 @@
 #include "storage/disk/segment_format.h"
 
 #include <bit>
+#include <cstddef>
 #include <cstring>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/checksum.h"
+#include "storage/base/status.h"
 
 namespace kvferry {
 namespace {
@@ -54,45 +56,55 @@ struct FixedTrailer {
 };
 static_assert(sizeof(FixedTrailer) == 40 && std::is_trivially_copyable_v<FixedTrailer>);
 
-template <typename T>
-ByteView Before(const T& fixed, const uint64_t& checksum) {
-  const auto* from = reinterpret_cast<const uint8_t*>(&fixed);
-  return {from, static_cast<size_t>(reinterpret_cast<const uint8_t*>(&checksum) - from)};
-}
-
 absl::Status Bad(absl::string_view what, uint64_t value, absl::string_view expected) {
   return absl::DataLossError(absl::StrCat("segment ", what, " is ", value, ", expected ", expected));
 }
 
-absl::Status CheckVersion(uint16_t version) {
-  if (version == kSegmentVersion) return absl::OkStatus();
+// A header and a trailer are alike in what they begin with, magic and version, and in their end: the checksum of what
+// is before.
+template <typename Fixed>
+uint64_t ChecksumOf(const Fixed& fixed) {
+  static_assert(offsetof(Fixed, checksum) + sizeof(fixed.checksum) == sizeof(Fixed));
+  return HeaderChecksum({reinterpret_cast<const uint8_t*>(&fixed), offsetof(Fixed, checksum)});
+}
+
+template <typename Fixed>
+void Put(Fixed fixed, uint32_t magic, uint8_t* to) {
+  fixed.magic = magic;
+  fixed.version = kSegmentVersion;
+  fixed.checksum = ChecksumOf(fixed);
+  std::memcpy(to, &fixed, sizeof(fixed));
+}
+
+template <typename Fixed>
+absl::StatusOr<Fixed> Take(ByteView from, uint32_t magic, absl::string_view what) {
+  Fixed fixed;
+  if (from.size() < sizeof(fixed)) {
+    return Bad(absl::StrCat(what, " size"), from.size(), absl::StrCat("at least ", sizeof(fixed)));
+  }
+  std::memcpy(&fixed, from.data(), sizeof(fixed));
+  if (fixed.magic != magic) return Bad(absl::StrCat(what, " magic"), fixed.magic, absl::StrCat(magic));
+  if (const uint64_t found = ChecksumOf(fixed); found != fixed.checksum) {
+    return Bad(absl::StrCat(what, " checksum"), found, absl::StrCat(fixed.checksum));
+  }
+  if (fixed.version == kSegmentVersion) return fixed;
   return absl::FailedPreconditionError(
-      absl::StrCat("segment: version is ", version, ", this build reads ", kSegmentVersion));
+      absl::StrCat("segment: version is ", fixed.version, ", this build reads ", kSegmentVersion));
 }
 
 }  // namespace
 
 void EncodeSegmentHeader(const SegmentHeader& header, MutableByteView block) {
   FixedHeader fixed = {};
-  fixed.magic = kHeaderMagic;
-  fixed.version = kSegmentVersion;
   fixed.store[0] = header.store[0];
   fixed.store[1] = header.store[1];
   fixed.number = header.number;
-  fixed.checksum = HeaderChecksum(Before(fixed, fixed.checksum));
   std::memset(block.data(), 0, block.size());
-  std::memcpy(block.data(), &fixed, sizeof(fixed));
+  Put(fixed, kHeaderMagic, block.data());
 }
 
 absl::StatusOr<SegmentHeader> DecodeSegmentHeader(ByteView block) {
-  FixedHeader fixed;
-  if (block.size() < sizeof(fixed)) return Bad("header size", block.size(), absl::StrCat("at least ", sizeof(fixed)));
-  std::memcpy(&fixed, block.data(), sizeof(fixed));
-  if (fixed.magic != kHeaderMagic) return Bad("magic", fixed.magic, absl::StrCat(kHeaderMagic));
-  if (const uint64_t found = HeaderChecksum(Before(fixed, fixed.checksum)); found != fixed.checksum) {
-    return Bad("header checksum", found, absl::StrCat(fixed.checksum));
-  }
-  if (absl::Status status = CheckVersion(fixed.version); !status.ok()) return status;
+  KVFERRY_ASSIGN_OR_RETURN(const FixedHeader fixed, Take<FixedHeader>(block, kHeaderMagic, "header"));
   if (fixed.number == 0) return Bad("number", 0, "1 or more");
   return SegmentHeader{{fixed.store[0], fixed.store[1]}, fixed.number};
 }
@@ -122,27 +134,16 @@ void EncodeFooter(uint32_t number, uint32_t block, absl::Span<const ImageEntry> 
     at += sizeof(fixed);
   }
   FixedTrailer trailer = {};
-  trailer.magic = kTrailerMagic;
-  trailer.version = kSegmentVersion;
   trailer.number = number;
   trailer.count = static_cast<uint32_t>(images.size());
   trailer.block = block;
   trailer.footer_checksum = HeaderChecksum(to.subspan(0, images.size() * sizeof(FixedEntry)));
-  trailer.checksum = HeaderChecksum(Before(trailer, trailer.checksum));
-  std::memcpy(to.data() + to.size() - sizeof(trailer), &trailer, sizeof(trailer));
+  Put(trailer, kTrailerMagic, to.data() + to.size() - sizeof(trailer));
 }
 
 absl::StatusOr<FooterPlace> DecodeTrailer(ByteView last_block, uint64_t file_bytes) {
-  FixedTrailer trailer;
-  if (last_block.size() < sizeof(trailer)) {
-    return Bad("trailer size", last_block.size(), absl::StrCat("at least ", sizeof(trailer)));
-  }
-  std::memcpy(&trailer, last_block.data() + last_block.size() - sizeof(trailer), sizeof(trailer));
-  if (trailer.magic != kTrailerMagic) return Bad("trailer magic", trailer.magic, absl::StrCat(kTrailerMagic));
-  if (const uint64_t found = HeaderChecksum(Before(trailer, trailer.checksum)); found != trailer.checksum) {
-    return Bad("trailer checksum", found, absl::StrCat(trailer.checksum));
-  }
-  if (absl::Status status = CheckVersion(trailer.version); !status.ok()) return status;
+  if (last_block.size() > sizeof(FixedTrailer)) last_block.remove_prefix(last_block.size() - sizeof(FixedTrailer));
+  KVFERRY_ASSIGN_OR_RETURN(const FixedTrailer trailer, Take<FixedTrailer>(last_block, kTrailerMagic, "trailer"));
   const FooterPlace place = {trailer.number, trailer.count, trailer.block, trailer.footer_checksum};
   if (place.offset() + FooterBytes(place.count) != file_bytes) {  // both have 32 bits and less: no overflow
     return Bad("footer end", place.offset() + FooterBytes(place.count), absl::StrCat("the file's, ", file_bytes));

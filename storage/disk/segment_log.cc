@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "storage/base/checksum.h"
 #include "storage/base/log.h"
 #include "storage/base/status.h"
 #include "storage/disk/aligned_buffer.h"
@@ -14,10 +13,9 @@
 namespace kvferry {
 namespace {
 
-constexpr uint64_t kScanWindow = kMiB;
+constexpr uint64_t kSparse = 4;  // a segment is where less than one block in so many is live
 
-std::string NameOf(uint32_t number) { return NumberedName("segment-", number); }
-std::optional<uint32_t> NumberOf(absl::string_view name) { return NumberInName("segment-", name); }
+std::string NameOf(uint32_t number) { return NumberedName(kSegmentPrefix, number); }
 
 uint64_t BlocksOf(const IoPieces& pieces) {
   uint64_t bytes = 0;
@@ -25,17 +23,9 @@ uint64_t BlocksOf(const IoPieces& pieces) {
   return bytes / kDiskAlignment;
 }
 
-bool IsWhole(const ChunkHeader& header, const ChunkLayout& layout, ByteView image) {
-  for (size_t l = 0; l < layout.slots.size(); ++l) {
-    const ChunkLayout::Slot& slot = layout.slots[l];
-    if (BlockChecksum(image.subspan(slot.offset, slot.size)) != header.checksums[l]) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
-SegmentLog::~SegmentLog() {
+void SegmentLog::Wait() {
   MutexLock lock(&mu_);
   while (under_way_ != 0) idle_.Wait(&mu_);
 }
@@ -105,10 +95,13 @@ void SegmentLog::StartWaiting() {
       waiting_.pop_front();
     }
     if (segment == nullptr) {
-      std::move(pending->done)(absl::ResourceExhaustedError(
+      absl::Status full = absl::ResourceExhaustedError(
           absl::StrCat("disk: no room for ", uint64_t{pending->entry.blocks} * kDiskAlignment, " bytes, bound ",
-                       options_.bytes, ", taken ", usage().bytes)));
-      End();
+                       options_.bytes, ", taken ", usage().bytes));
+      folder_->Post([this, full = std::move(full), pending = *std::move(pending)]() mutable {
+        std::move(pending.done)(std::move(full));
+        End();
+      });
       continue;
     }
     File* file = segment->file.get();
@@ -197,45 +190,54 @@ void SegmentLog::Retire(const SegmentPtr& segment) {
 }
 
 void SegmentLog::Seal(const SegmentPtr& segment) {
+  const std::set<uint32_t> only = {segment->number};
+  SyncSegments(only, [this, segment](const absl::Status& synced) {
+    MutexLock lock(&mu_);
+    Post([this, segment, synced] { SealSynced(segment, synced); });
+  });
+}
+
+void SegmentLog::SealSynced(const SegmentPtr& segment, const absl::Status& synced) {
   std::vector<ImageEntry> images;
-  uint64_t written = 0;
+  uint64_t next = 0;
   {
     MutexLock lock(&mu_);
     images = segment->images;
-    written = segment->written;
+    next = segment->next;
   }
-  absl::Status status = segment->file->SyncNow();  // what a footer names is there
-  {
-    MutexLock lock(&mu_);
-    status = Synced(segment.get(), written, status);
-  }
-  if (status.ok()) status = WriteFooter(*segment, std::move(images));
-  if (!status.ok()) {
-    KVFERRY_LOG(kWarning, absl::StrCat("disk: no footer, so the next start reads the segment: ", status.message()));
+  const absl::Status listed = synced.ok() ? WriteFooter(*segment, next, std::move(images)) : synced;
+  if (!listed.ok()) {
+    KVFERRY_LOG(kWarning, absl::StrCat("disk: no footer, so the next start reads the segment: ", listed.message()));
+    (void)segment->file->Truncate(next * kDiskAlignment);
   }
   {
     MutexLock lock(&mu_);
     segment->sealed = true;
-    segment->images = {};
+    if (listed.ok()) segment->images = {};
     RemoveIfEmpty(segment);
   }
   Recount(segment, 0);
+  VacateIfDue(segment);
 }
 
-absl::Status SegmentLog::Synced(Segment* segment, uint64_t written, const absl::Status& status) {
-  segment->sync_failed.Update(status);
-  if (segment->sync_failed.ok()) segment->synced = std::max(segment->synced, written);
-  return segment->sync_failed;
-}
-
-absl::Status SegmentLog::WriteFooter(const Segment& segment, std::vector<ImageEntry> images) {
+absl::Status SegmentLog::WriteFooter(const Segment& segment, uint64_t next, std::vector<ImageEntry> images) {
   std::sort(images.begin(), images.end(), [](const ImageEntry& a, const ImageEntry& b) { return a.block < b.block; });
   AlignedBuffer footer(FooterBytes(images.size()));
-  const auto block = static_cast<uint32_t>(segment.next);
-  EncodeFooter(segment.number, block, images, footer.view());
-  KVFERRY_RETURN_IF_ERROR(segment.file->WriteNow(segment.next * kDiskAlignment, footer.view()));
-  KVFERRY_RETURN_IF_ERROR(segment.file->Truncate(segment.next * kDiskAlignment + footer.size()));
+  EncodeFooter(segment.number, static_cast<uint32_t>(next), images, footer.view());
+  KVFERRY_RETURN_IF_ERROR(segment.file->WriteNow(next * kDiskAlignment, footer.view()));
+  KVFERRY_RETURN_IF_ERROR(segment.file->Truncate(next * kDiskAlignment + footer.size()));
   return segment.file->SyncNow();
+}
+
+void SegmentLog::VacateIfDue(const SegmentPtr& segment) {
+  {
+    MutexLock lock(&mu_);
+    const bool sparse = !segment->holes && segment->live_blocks * kSparse < segment->next;
+    if (!segment->sealed || segment->vacated || segment->live_blocks == 0) return;
+    if (segment->sync_failed.ok() && !sparse) return;
+    segment->vacated = true;
+  }
+  if (options_.vacate) options_.vacate(segment->number);
 }
 
 void SegmentLog::Free(DiskPlace place, uint64_t bytes) {
@@ -250,10 +252,14 @@ void SegmentLog::Free(DiskPlace place, uint64_t bytes) {
   freeing_ += bytes;
   Post([this, segment, place, bytes] {
     const absl::Status status = segment->file->Punch(place.offset(), bytes);
-    if (!status.ok() && !absl::IsUnimplemented(status)) {
+    if (absl::IsUnimplemented(status)) {
+      MutexLock lock(&mu_);
+      segment->holes = false;
+    } else if (!status.ok()) {
       KVFERRY_LOG_EVERY(kWarning, absl::Minutes(1), absl::StrCat("disk: room is not given back: ", status.message()));
     }
     Recount(segment, bytes);
+    VacateIfDue(segment);
   });
 }
 
@@ -286,148 +292,27 @@ void SegmentLog::Recount(const SegmentPtr& segment, uint64_t freed) {
   if (options_.freed) options_.freed();
 }
 
-// ---- at start ----
-
-absl::Status SegmentLog::Recover(LayoutOf layout_of, Keep keep) {
-  KVFERRY_ASSIGN_OR_RETURN(const std::vector<std::string> names, folder_->List());
-  for (const std::string& name : names) {
-    const std::optional<uint32_t> number = NumberOf(name);
-    if (number) KVFERRY_RETURN_IF_ERROR(RecoverOne(*number, layout_of, keep));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SegmentLog::RecoverOne(uint32_t number, LayoutOf layout_of, Keep keep) {
-  auto segment = std::make_shared<Segment>();
-  segment->number = number;
-  segment->retired = segment->sealed = true;
-  KVFERRY_ASSIGN_OR_RETURN(segment->file, folder_->Open(NameOf(number)));
-  KVFERRY_ASSIGN_OR_RETURN(const uint64_t bytes, segment->file->Size());
-  absl::StatusOr<std::vector<ImageEntry>> images = ReadFooter(*segment, bytes);
-  if (absl::IsFailedPrecondition(images.status())) return images.status();
-  const bool scanned = !images.ok();
-  bool all_read = true;
-  if (scanned) images = Scan(*segment, bytes, layout_of, &all_read);
-  if (!all_read) unread_.insert(number);
-  std::vector<ImageEntry> kept;
-  for (const ImageEntry& image : *images) {
-    if (!keep(image, {number, image.block})) continue;
-    kept.push_back(image);
-    segment->live_blocks += image.blocks;
-  }
-  {
-    MutexLock lock(&mu_);
-    last_number_ = std::max(last_number_, number);
-  }
-  if (kept.empty() && all_read) {
-    KVFERRY_RETURN_IF_ERROR(folder_->Remove(NameOf(number)));
-    if (options_.removed) options_.removed(number);
-    return absl::OkStatus();
-  }
-  // What is dead gives its room back, and so does what lies between images that a crash has left.
-  uint64_t end = 1;
-  for (const ImageEntry& image : kept) {
-    if (image.block > end && all_read) {
-      absl::Status punched = segment->file->Punch(end * kDiskAlignment, (image.block - end) * kDiskAlignment);
-      if (!punched.ok() && !absl::IsUnimplemented(punched)) return punched;
-    }
-    end = uint64_t{image.block} + image.blocks;
-  }
-  if (scanned && all_read) {
-    segment->next = end;
-    KVFERRY_RETURN_IF_ERROR(segment->file->SyncNow());
-    KVFERRY_RETURN_IF_ERROR(WriteFooter(*segment, std::move(kept)));
-  }
-  KVFERRY_ASSIGN_OR_RETURN(segment->allocated, segment->file->AllocatedBytes());
-  MutexLock lock(&mu_);
-  allocated_ += segment->allocated;
-  segments_[number] = std::move(segment);
-  return absl::OkStatus();
-}
-
-// FAILED_PRECONDITION: not ours to read. Any other error: there is no footer.
-absl::StatusOr<std::vector<ImageEntry>> SegmentLog::ReadFooter(Segment& segment, uint64_t bytes) {
-  const auto named = [&segment](const absl::Status& status) {
-    return absl::Status(status.code(), absl::StrCat(NameOf(segment.number), ": ", status.message()));
-  };
-  AlignedBuffer block(kDiskAlignment);
-  KVFERRY_RETURN_IF_ERROR(segment.file->ReadNow(0, block.view()));
-  const absl::StatusOr<SegmentHeader> header = DecodeSegmentHeader(block.view());
-  if (!header.ok()) return named(header.status());
-  if (header->store != options_.store || header->number != segment.number) {
-    return named(absl::FailedPreconditionError("the segment belongs to another store's folder"));
-  }
-  const uint64_t whole = bytes - bytes % kDiskAlignment;
-  if (whole < 2 * kDiskAlignment) return absl::DataLossError("no footer");
-  KVFERRY_RETURN_IF_ERROR(segment.file->ReadNow(whole - kDiskAlignment, block.view()));
-  const absl::StatusOr<FooterPlace> place = DecodeTrailer(block.view(), bytes);
-  if (!place.ok()) return named(place.status());
-  if (place->number != segment.number) return absl::DataLossError("a footer of another segment");
-  AlignedBuffer footer(FooterBytes(place->count));
-  KVFERRY_RETURN_IF_ERROR(segment.file->ReadNow(place->offset(), footer.view()));
-  segment.next = place->block;
-  segment.blocks = bytes / kDiskAlignment;
-  return DecodeFooter(*place, footer.view());
-}
-
-// Looks at every block of the file for an image that is whole.
-std::vector<ImageEntry> SegmentLog::Scan(Segment& segment, uint64_t bytes, LayoutOf layout_of, bool* all) {
-  std::vector<ImageEntry> images;
-  const uint64_t end = bytes - bytes % kDiskAlignment;
-  AlignedBuffer window(std::min(kScanWindow, end));
-  uint64_t from = 0, to = 0;  // what the window shows
-  for (uint64_t at = kDiskAlignment; at < end;) {
-    if (at + kScanWindow / 2 > to && to != end) {
-      from = at;
-      to = std::min(end, from + kScanWindow);
-      const absl::Status read = segment.file->ReadNow(from, window.view().subspan(0, to - from));
-      if (!read.ok()) {
-        KVFERRY_LOG(kWarning, absl::StrCat("disk: what lies behind is not found at this start: ", read.message()));
-        *all = false;
-        break;
-      }
-    }
-    const absl::StatusOr<ChunkHeader> header = DecodeHeader(window.view().subspan(at - from, to - at));
-    const ChunkLayout* layout = header.ok() ? layout_of(header->key) : nullptr;
-    uint64_t step = kDiskAlignment;
-    if (layout != nullptr && layout->image_bytes == header->image_bytes &&
-        layout->slots.size() == header->checksums.size() && at + header->image_bytes <= end) {
-      AlignedBuffer image(header->image_bytes);
-      const absl::Status read = segment.file->ReadNow(at, image.view());
-      *all = *all && read.ok();
-      if (read.ok() && IsWhole(*header, *layout, image.view())) {
-        ImageEntry& entry = images.emplace_back();
-        entry.key = header->key;
-        entry.parent = header->parent;
-        entry.seq = header->seq;
-        entry.lifetime = header->lifetime;
-        entry.block = static_cast<uint32_t>(at / kDiskAlignment);
-        entry.blocks = static_cast<uint32_t>(header->image_bytes / kDiskAlignment);
-        step = header->image_bytes;
-      }
-    }
-    at += step;
-  }
-  return images;
-}
-
 // ---- reading and syncing ----
 
+// NOT_FOUND: it is gone.
+absl::StatusOr<SegmentLog::SegmentPtr> SegmentLog::Find(uint32_t number) const {
+  MutexLock lock(&mu_);
+  const auto it = segments_.find(number);
+  if (it == segments_.end()) return absl::NotFoundError(absl::StrCat("disk: ", NameOf(number), " is gone"));
+  return it->second;
+}
+
 void SegmentLog::Read(DiskPlace place, uint64_t offset, MutableByteView to, IoDone done) {
-  std::shared_ptr<File> file;
-  {
-    MutexLock lock(&mu_);
-    ++under_way_;
-    const auto it = segments_.find(place.segment);
-    if (it != segments_.end()) file = it->second->file;
-  }
-  if (file == nullptr) {
-    folder_->Post([this, place, done = std::move(done)]() mutable {
-      std::move(done)(absl::NotFoundError(absl::StrCat("disk: ", NameOf(place.segment), " is gone")));
+  Begin();
+  absl::StatusOr<SegmentPtr> segment = Find(place.segment);
+  if (!segment.ok()) {
+    folder_->Post([this, status = segment.status(), done = std::move(done)]() mutable {
+      std::move(done)(std::move(status));
       End();
     });
     return;
   }
+  std::shared_ptr<File> file = (*segment)->file;
   File* const raw = file.get();
   raw->Read(place.offset() + offset, to,
             [this, file = std::move(file), done = std::move(done)](absl::Status status) mutable {
@@ -437,42 +322,89 @@ void SegmentLog::Read(DiskPlace place, uint64_t offset, MutableByteView to, IoDo
             });
 }
 
-void SegmentLog::Sync(IoDone done) {
-  // Answers once the last of those that hold it has let go.
-  struct Answer {
-    explicit Answer(IoDone d) : done(std::move(d)) {}
-    ~Answer() { std::move(done)(status); }
-    IoDone done;
-    Mutex mu;
-    absl::Status status;
-  };
-  auto answer = std::make_shared<Answer>(std::move(done));
-  std::vector<std::pair<SegmentPtr, uint64_t>> dirty;
+absl::Status SegmentLog::ReadNow(DiskPlace place, uint64_t offset, MutableByteView to) const {
+  KVFERRY_ASSIGN_OR_RETURN(const SegmentPtr segment, Find(place.segment));
+  return segment->file->ReadNow(place.offset() + offset, to);
+}
+
+absl::StatusOr<std::vector<ImageEntry>> SegmentLog::Images(uint32_t number) const {
+  KVFERRY_ASSIGN_OR_RETURN(const SegmentPtr segment, Find(number));
+  {
+    MutexLock lock(&mu_);
+    if (!segment->images.empty()) return segment->images;
+  }
+  KVFERRY_ASSIGN_OR_RETURN(const uint64_t bytes, segment->file->Size());
+  KVFERRY_ASSIGN_OR_RETURN(Listed listed, ReadFooter(*segment, bytes));
+  return std::move(listed.images);
+}
+
+// Answers once the last of those that hold it has let go.
+struct SegmentLog::SyncAnswer {
+  explicit SyncAnswer(IoDone d) : done(std::move(d)) {}
+  ~SyncAnswer() { std::move(done)(status); }
+  void Add(const absl::Status& of_one) {
+    MutexLock lock(&mu);
+    if (!of_one.ok()) status = of_one;
+  }
+  IoDone done;
+  Mutex mu;
+  absl::Status status;
+};
+
+void SegmentLog::SyncThese(const std::set<uint32_t>* only, IoDone done) {
+  const auto answer = std::make_shared<SyncAnswer>(std::move(done));
+  std::vector<SegmentPtr> idle;
   {
     MutexLock lock(&mu_);
     for (const auto& [number, segment] : segments_) {
-      if (!segment->sync_failed.ok()) answer->status = segment->sync_failed;
-      if (segment->synced < segment->written) dirty.emplace_back(segment, segment->written);
+      if (only != nullptr && !only->contains(number)) continue;
+      if (segment->sync_failed.ok() && segment->synced >= segment->written) continue;
+      segment->askers.push_back(answer);
+      if (!std::exchange(segment->syncing, true)) idle.push_back(segment);
     }
     Post([answer] {});  // never inside the call
-    under_way_ += static_cast<int>(dirty.size());
+    under_way_ += static_cast<int>(idle.size());
   }
-  for (auto& [segment, written] : dirty) {
-    File* const file = segment->file.get();
-    file->Sync([this, answer = answer, segment = segment, written = written](absl::Status status) mutable {
-      {
-        MutexLock lock(&mu_);
-        status = Synced(segment.get(), written, status);
-      }
-      if (!status.ok()) {
-        MutexLock lock(&answer->mu);
-        answer->status = status;
-      }
-      answer = nullptr;
-      segment = nullptr;
-      End();
-    });
+  for (const SegmentPtr& segment : idle) RunSync(segment);
+}
+
+// One at a time: the kernel tells of what it could not write but once, so that of two syncs at a time one would be told
+// that all is well.
+void SegmentLog::RunSync(const SegmentPtr& segment) {
+  for (;;) {
+    std::vector<std::shared_ptr<SyncAnswer>> askers;
+    uint64_t written = 0;
+    absl::Status known;
+    {
+      MutexLock lock(&mu_);
+      askers = std::exchange(segment->askers, {});
+      segment->syncing = !askers.empty();
+      if (askers.empty()) break;
+      known = segment->sync_failed;
+      if (known.ok() && segment->synced < segment->written) written = segment->written;
+    }
+    if (written != 0) {
+      File* const file = segment->file.get();
+      file->Sync([this, segment, written, askers = std::move(askers)](const absl::Status& status) mutable {
+        {
+          MutexLock lock(&mu_);
+          if (status.ok()) {
+            segment->synced = written;
+          } else {
+            segment->sync_failed = status;
+            if (active_ == segment) Retire(std::exchange(active_, nullptr));
+          }
+        }
+        for (const auto& asker : askers) asker->Add(status);
+        askers.clear();
+        if (!status.ok()) VacateIfDue(segment);
+        RunSync(segment);
+      });
+      return;
+    }
+    for (const auto& asker : askers) asker->Add(known);
   }
+  End();
 }
 
 void SegmentLog::Close(absl::AnyInvocable<void()> done) {
@@ -498,6 +430,11 @@ void SegmentLog::Post(absl::AnyInvocable<void()> task) {
     task = nullptr;
     End();
   });
+}
+
+void SegmentLog::Begin() {
+  MutexLock lock(&mu_);
+  ++under_way_;
 }
 
 void SegmentLog::End() {

@@ -14,9 +14,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "storage/base/chunk_image.h"
 #include "storage/base/mutex.h"
 #include "storage/disk/file.h"
+#include "storage/disk/image_check.h"
 #include "storage/disk/segment_format.h"
 
 namespace kvferry {
@@ -28,24 +28,25 @@ struct SegmentLogOptions {
   uint64_t keep_free_bytes = 256 * kMiB;  // left to others on the volume
   // Told that a segment is gone, under no lock. May be empty.
   std::function<void(uint32_t segment)> removed;
+  // Told once, under no lock, that a sealed segment had better go, so that its images should be appended anew and then
+  // freed: its sync failed, or the file system has no holes and less than a quarter of it is live. May be empty.
+  std::function<void(uint32_t segment)> vacate;
   // Told that room has come back, under no lock. May be empty.
   std::function<void()> freed;
 };
 
-// Thread-safe; no call but Recover and the destructor blocks. Callbacks run on the folder's threads, under no lock.
-// Failures name the file. Images never overlap and never move, and no part of a file is written twice: whoever reads a
-// place that was freed finds zeros or the image, never another's bytes.
+// Thread-safe; no call blocks but Recover, ReadNow, Images, Wait and the destructor. Callbacks run on the folder's
+// threads, under no lock and never inside the call. Failures name the file. Images never overlap, and no part of a file
+// is written twice: whoever reads a place that was freed finds zeros or the image, never another's bytes.
 class SegmentLog {
  public:
   using AppendDone = absl::AnyInvocable<void(absl::StatusOr<DiskPlace>)>;
 
   // `folder` must outlive the log.
   SegmentLog(const SegmentLogOptions& options, Folder* folder) : options_(options), folder_(folder) {}
-  // Waits for what is under way. REQUIRES: no call is in progress.
-  ~SegmentLog();
+  // Waits. REQUIRES: no call is in progress.
+  ~SegmentLog() { Wait(); }
 
-  // What is to be known of a chunk's namespace to tell whether its image is whole. nullptr: nothing, so it is dead.
-  using LayoutOf = absl::FunctionRef<const ChunkLayout*(const ChunkKey& key)>;
   // Told of every image that is there, in the order of its segments; false: it is dead and its room is given back.
   using Keep = absl::FunctionRef<bool(const ImageEntry& image, DiskPlace place)>;
   // Before anything else, once. Reads the footers there are; where there is none, since the process was killed, reads
@@ -65,14 +66,28 @@ class SegmentLog {
   void Append(IoPieces image, const ImageEntry& entry, AppendDone done);
   // Fills `to` from `offset` within the image at `place`. NOT_FOUND: there is no such segment any more.
   void Read(DiskPlace place, uint64_t offset, MutableByteView to, IoDone done);
+  // The same, and waits: at start.
+  absl::Status ReadNow(DiskPlace place, uint64_t offset, MutableByteView to) const;
   // Gives an image's room back, soon. REQUIRES: nobody reads it any more, or minds zeros.
   void Free(DiskPlace place, uint64_t bytes);
   // Done when every image whose append was answered before survives a loss of power. After a failure the images of the
-  // segment concerned may be lost, so every later Sync fails as well until they have been freed.
-  void Sync(IoDone done);
+  // segment concerned may be lost, so nothing is appended to it any more, and every later Sync fails as well until they
+  // have been freed.
+  void Sync(IoDone done) { SyncThese(nullptr, std::move(done)); }
+  // The same for these segments alone.
+  void SyncSegments(const std::set<uint32_t>& segments, IoDone done) { SyncThese(&segments, std::move(done)); }
+  // The images of a sealed segment, some of which may have been freed. NOT_FOUND: it is gone. Blocks.
+  absl::StatusOr<std::vector<ImageEntry>> Images(uint32_t number) const;
+
+  // Something of the caller's counts as under way until End().
+  void Begin() ABSL_LOCKS_EXCLUDED(mu_);
+  void End() ABSL_LOCKS_EXCLUDED(mu_);
+
   // Writes the footer of the segment that was appended to, so that the next start need not read its images. Done when
   // nothing is under way. Nothing may be appended any more.
   void Close(absl::AnyInvocable<void()> done);
+  // Until nothing is under way. Blocks.
+  void Wait() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Runs `task`, which may block, on a thread of the folder's; it counts as under way.
   void Run(absl::AnyInvocable<void()> task) {
@@ -88,6 +103,7 @@ class SegmentLog {
   Usage usage() const;
 
  private:
+  struct SyncAnswer;
   struct Segment {
     uint32_t number = 0;
     std::shared_ptr<File> file;
@@ -97,11 +113,15 @@ class SegmentLog {
     uint64_t allocated = 0;  // bytes of the disk
     int writing = 0;         // appends under way
     bool retired = false;    // nothing is appended any more
-    bool sealed = false;     // has its footer
+    bool sealed = false;     // has its footer, or will never have one
     uint64_t written = 0;    // appends so far
     uint64_t synced = 0;     // of them, those known to survive
+    bool syncing = false;
+    std::vector<std::shared_ptr<SyncAnswer>> askers;  // for the next sync
     absl::Status sync_failed;
-    std::vector<ImageEntry> images;  // live ones, until it is sealed
+    bool holes = true;               // freed room comes back
+    bool vacated = false;            // `vacate` has been told
+    std::vector<ImageEntry> images;  // live ones, until a footer lists them
   };
   using SegmentPtr = std::shared_ptr<Segment>;
   struct Pending {
@@ -110,6 +130,12 @@ class SegmentLog {
     AppendDone done;
   };
 
+  struct Listed {  // by a footer
+    FooterPlace place;
+    std::vector<ImageEntry> images;
+  };
+
+  absl::StatusOr<SegmentPtr> Find(uint32_t number) const ABSL_LOCKS_EXCLUDED(mu_);
   bool Fits(const Segment& segment, uint64_t blocks) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MayGrow(uint64_t blocks) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t RoomFor(uint64_t blocks) const;
@@ -120,22 +146,24 @@ class SegmentLog {
   absl::StatusOr<SegmentPtr> Create(uint32_t number, uint64_t bytes);
   void Retire(const SegmentPtr& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Seal(const SegmentPtr& segment) ABSL_LOCKS_EXCLUDED(mu_);
-  // A sync of the first `written` appends has ended. After one that failed no other is believed: the system tells of
-  // what it could not write only once.
-  static absl::Status Synced(Segment* segment, uint64_t written, const absl::Status& status);
-  // REQUIRES: the images are synced.
-  absl::Status WriteFooter(const Segment& segment, std::vector<ImageEntry> images);
+  void SealSynced(const SegmentPtr& segment, const absl::Status& synced) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status WriteFooter(const Segment& segment, uint64_t next, std::vector<ImageEntry> images);
+  // Tells `vacate` if it is time to.
+  void VacateIfDue(const SegmentPtr& segment) ABSL_LOCKS_EXCLUDED(mu_);
+  // nullptr: all segments.
+  void SyncThese(const std::set<uint32_t>* only, IoDone done) ABSL_LOCKS_EXCLUDED(mu_);
+  // Syncs the segment for those who ask, until nobody does any more.
+  void RunSync(const SegmentPtr& segment) ABSL_LOCKS_EXCLUDED(mu_);
   void RemoveIfEmpty(const SegmentPtr& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `freed`: bytes that should have come back.
   void Recount(const SegmentPtr& segment, uint64_t freed) ABSL_LOCKS_EXCLUDED(mu_);
   // Runs `task` on a thread of the folder's; it counts as under way until it has ended.
   void Post(absl::AnyInvocable<void()> task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void End() ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::Status RecoverOne(uint32_t number, LayoutOf layout_of, Keep keep);
-  absl::StatusOr<std::vector<ImageEntry>> ReadFooter(Segment& segment, uint64_t bytes);
+  absl::StatusOr<Listed> ReadFooter(const Segment& segment, uint64_t bytes) const;
   // *all: whether everything could be read.
-  std::vector<ImageEntry> Scan(Segment& segment, uint64_t bytes, LayoutOf layout_of, bool* all);
+  static std::vector<ImageEntry> Scan(const Segment& segment, uint64_t bytes, LayoutOf layout_of, bool* all);
 
   const SegmentLogOptions options_;
   Folder* const folder_;

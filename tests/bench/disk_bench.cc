@@ -1,10 +1,12 @@
-// kvferry-disk-bench FOLDER BLOCK_BYTES DEPTH {auto|threads} {write|read} TOTAL_BYTES
+// kvferry-disk-bench FOLDER BLOCK_BYTES DEPTH {auto|denied} {write|read} TOTAL_BYTES
 //
 // Appends images of BLOCK_BYTES to a log of segments in FOLDER until there are TOTAL_BYTES, DEPTH at a time, and syncs;
-// or reads those that are there, in random order. Prints bytes a second. tests/bench/disk.py compares it with fio.
+// or reads those that are there, in random order. `denied`: where the kernel denies io_uring. Prints bytes a second and
+// how they reached the disk. tests/bench/disk.py compares it with fio.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <random>
@@ -19,6 +21,7 @@
 #include "storage/disk/aligned_buffer.h"
 #include "storage/disk/posix_folder.h"
 #include "storage/disk/segment_log.h"
+#include "tests/support/deny_uring.h"
 
 namespace kvferry {
 namespace {
@@ -61,7 +64,6 @@ struct Arguments {
 absl::Status Run(const Arguments& arguments) {
   PosixFolderOptions where;
   where.path = arguments.folder;
-  where.io = arguments.io == "threads" ? IoKind::kThreads : IoKind::kAuto;
   where.depth = arguments.depth;
   auto folder = OpenPosixFolder(where);
   if (!folder.ok()) return folder.status();
@@ -81,7 +83,8 @@ absl::Status Run(const Arguments& arguments) {
   std::mt19937_64 random(1);
   for (int i = 0; i < arguments.depth; ++i) {
     AlignedBuffer& buffer = buffers.emplace_back(arguments.block);
-    std::generate(buffer.view().begin(), buffer.view().end(), [&random] { return static_cast<uint8_t>(random()); });
+    auto* words = reinterpret_cast<uint64_t*>(buffer.view().data());
+    std::generate_n(words, buffer.size() / sizeof(*words), std::ref(random));
   }
   Window window(arguments.depth);
   const bool write = arguments.what == "write";
@@ -108,7 +111,8 @@ absl::Status Run(const Arguments& arguments) {
   }
   const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
   if (!status.ok()) return status;
-  std::cout << static_cast<double>((write ? count : places.size()) * arguments.block) / seconds << "\n";
+  std::cout << static_cast<double>((write ? count : places.size()) * arguments.block) / seconds << " "
+            << (*folder)->io() << ((*folder)->direct() ? " direct" : " buffered") << "\n";
   window.Take();
   log.Close([&] { window.Give(absl::OkStatus()); });
   return window.Drain();
@@ -122,12 +126,16 @@ int main(int argc, char** argv) {
   kvferry::SetLogLevel(kvferry::LogLevel::kWarning);
   if (argc != 7 || !absl::SimpleAtoi(argv[2], &arguments.block) || !absl::SimpleAtoi(argv[3], &arguments.depth) ||
       !absl::SimpleAtoi(argv[6], &arguments.total)) {
-    std::cerr << "usage: kvferry-disk-bench FOLDER BLOCK_BYTES DEPTH {auto|threads} {write|read} TOTAL_BYTES\n";
+    std::cerr << "usage: kvferry-disk-bench FOLDER BLOCK_BYTES DEPTH {auto|denied} {write|read} TOTAL_BYTES\n";
     return 2;
   }
   arguments.folder = argv[1];
   arguments.io = argv[4];
   arguments.what = argv[5];
+  if (arguments.io == "denied" && !kvferry::DenyUring()) {
+    std::cerr << "kvferry-disk-bench: this kernel does not let us deny io_uring\n";
+    return 1;
+  }
   const absl::Status status = kvferry::Run(arguments);
   if (status.ok()) return 0;
   std::cerr << status << "\n";

@@ -38,7 +38,14 @@ def plane(url: str, quick: bool) -> list[dict]:
     return results
 
 
-GROUPS = {"plane": plane, "decode": decode}
+def storage(url: str, quick: bool) -> list[dict]:
+    """What the disk tier's log of segments moves, against fio."""
+    import disk
+
+    return disk.run(quick)
+
+
+GROUPS = {"plane": plane, "decode": decode, "storage": storage}
 
 
 def main() -> None:

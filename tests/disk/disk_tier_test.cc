@@ -1,120 +1,19 @@
 // The disk tier against a plain map: what was flushed is found again, what was erased is not, whatever happens between.
 #include "storage/disk/disk_tier.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
 
-#include "storage/base/checksum.h"
+#include "absl/strings/str_format.h"
 #include "storage/base/log.h"
-#include "tests/base/specs.h"
-#include "tests/support/disk_folder.h"
+#include "tests/disk/disk_tier_fixture.h"
 #include "tests/support/seeds.h"
-#include "tests/support/sim_disk.h"
 
 namespace kvferry {
 namespace {
-
-using testing::HasSubstr;
-
-constexpr char kTenant[] = "tenant";
-
-class DiskTierTest : public testing::Test {
- protected:
-  DiskTierTest() : spec_(SmallSpec(2, 2, 8, 4)), layout_(ChunkLayout::For(spec_, 0)) {
-    ns_ = HashNamespace(kTenant, spec_);
-  }
-
-  absl::Status Open(uint64_t seed = 1, absl::Time now = absl::UnixEpoch()) {
-    scheduler_ = std::make_unique<SimScheduler>(seed);
-    DiskTierOptions options;
-    options.bytes = kMiB;
-    options.keep_free_bytes = 0;
-    found_.clear();
-    auto opened = DiskTier::Open(options, disk_.Open(scheduler_.get()), now, [this](const DiskTier::Found& found) {
-      EXPECT_EQ(found.ns->tenant, kTenant);
-      EXPECT_TRUE(found_.emplace(found.image.key.id[0], found).second);
-    });
-    if (!opened.ok()) return opened.status();
-    tier_ = std::move(opened->tier);
-    seq_ = opened->next_seq;
-    tier_->AddNamespace(ns_, kTenant, spec_);
-    return absl::OkStatus();
-  }
-  // As a process that ends, or one that is killed: what is under way fails.
-  void Close(bool killed = false, bool power = false) {
-    if (killed) disk_.faults.crash_after = disk_.operations();
-    tier_->Close([] {});
-    scheduler_->RunAll();
-    tier_ = nullptr;
-    disk_.faults.crash_after = -1;
-    if (power) disk_.Crash();
-  }
-
-  ChunkKey KeyOf(uint64_t number) const { return {ns_, {number, 5}, 0, 0}; }
-  ImageEntry EntryOf(uint64_t number, uint64_t seq) const {
-    ImageEntry entry;
-    entry.key = KeyOf(number);
-    entry.parent = {number / 2, 5};
-    entry.seq = seq;
-    return entry;
-  }
-  AlignedBuffer ImageOf(const ImageEntry& entry) const {
-    AlignedBuffer image(layout_.image_bytes);
-    ChunkHeader header;
-    header.seq = entry.seq;
-    header.key = entry.key;
-    header.parent = entry.parent;
-    header.tokens = layout_.tokens;
-    header.image_bytes = layout_.image_bytes;
-    for (const ChunkLayout::Slot& slot : layout_.slots) {
-      const AlignedBuffer bytes = RandomBytes(slot.size, entry.key.id[0] * 10 + slot.offset);
-      std::copy_n(bytes.view().begin(), slot.size, image.view().begin() + static_cast<int64_t>(slot.offset));
-      header.checksums.push_back(BlockChecksum(image.view().subspan(slot.offset, slot.size)));
-    }
-    EncodeHeader(header, image.view());
-    return image;
-  }
-
-  absl::StatusOr<DiskPlace> Write(const ImageEntry& entry) {
-    const AlignedBuffer image = ImageOf(entry);
-    absl::StatusOr<DiskPlace> result;
-    tier_->Write({image.view()}, entry, [&](absl::StatusOr<DiskPlace> place) { result = std::move(place); });
-    scheduler_->RunAll();
-    return result;
-  }
-  absl::Status Flush() {
-    return Now([this](IoDone done) { tier_->Flush(std::move(done)); });
-  }
-  template <typename Start>
-  absl::Status Now(Start start) {
-    absl::Status result = absl::InternalError("not answered");
-    start([&](absl::Status status) { result = std::move(status); });
-    scheduler_->RunAll();
-    return result;
-  }
-  bool Reads(uint64_t number, DiskPlace place) {
-    AlignedBuffer read(layout_.image_bytes);
-    const absl::Status status = Now([&](IoDone done) { tier_->Read(place, 0, read.view(), std::move(done)); });
-    const auto header = DecodeHeader(read.view());
-    const AlignedBuffer expected = ImageOf(EntryOf(number, 0));
-    return status.ok() && header.ok() &&
-           read.view().subspan(layout_.header_bytes) == expected.view().subspan(layout_.header_bytes);
-  }
-
-  const NamespaceSpec spec_;
-  const ChunkLayout layout_;
-  NamespaceId ns_{};
-  SimDisk disk_{1};
-  std::unique_ptr<SimScheduler> scheduler_;
-  std::unique_ptr<DiskTier> tier_;
-  std::map<uint64_t, DiskTier::Found> found_;  // by the last Open
-  uint64_t seq_ = 1;
-};
 
 TEST_F(DiskTierTest, ARestartFindsWhatWasWritten) {
   ASSERT_EQ(Open(), absl::OkStatus());
@@ -127,6 +26,7 @@ TEST_F(DiskTierTest, ARestartFindsWhatWasWritten) {
   for (const auto& [number, found] : found_) {
     EXPECT_TRUE(Reads(number, found.place));
     EXPECT_EQ(found.image.parent, (Id128{number / 2, 5}));
+    EXPECT_EQ(found.header_seq, found.image.seq);
   }
   Close();
 }
@@ -157,10 +57,12 @@ TEST_F(DiskTierTest, WhatIsErasedStaysErased) {
 TEST_F(DiskTierTest, ALiveChunkIsFoundOnlyOnceItIsPublished) {
   ASSERT_EQ(Open(), absl::OkStatus());
   std::map<uint64_t, DiskPlace> places;
+  std::map<uint64_t, uint64_t> written;  // the seq in its header
   for (uint64_t number = 1; number <= 4; ++number) {
     ImageEntry live = EntryOf(number, seq_++);
     live.key.id[0] |= kLiveBit;
     places[number] = *Write(live);
+    written[number] = live.seq;
   }
   ImageEntry published = EntryOf(2, seq_++);
   published.lifetime = {80, 1000};
@@ -172,6 +74,7 @@ TEST_F(DiskTierTest, ALiveChunkIsFoundOnlyOnceItIsPublished) {
   ASSERT_EQ(found_.size(), 1u);
   EXPECT_EQ(found_.at(2).image.lifetime, (Lifetime{80, 1000}));
   EXPECT_EQ(found_.at(2).image.seq, published.seq);
+  EXPECT_EQ(found_.at(2).header_seq, written[2]);
   Close();
   ASSERT_EQ(Open(1, absl::FromUnixSeconds(1000)), absl::OkStatus());
   EXPECT_TRUE(found_.empty()) << "it has expired";
@@ -191,6 +94,23 @@ TEST_F(DiskTierTest, OfTwoImagesTheYoungerCounts) {
   Close();
 }
 
+TEST_F(DiskTierTest, OfTwoCopiesOneThatIsWholeCounts) {
+  for (const size_t broken : {0, 1}) {
+    disk_ = SimDisk(1);
+    ASSERT_EQ(Open(), absl::OkStatus());
+    const ImageEntry entry = EntryOf(1, seq_++);
+    const DiskPlace places[] = {*Write(entry), *Write(entry)};  // as when one was moved, and the other not yet freed
+    ASSERT_EQ(Flush(), absl::OkStatus());
+    disk_.Flip(absl::StrFormat("segment-%08x", places[broken].segment), 8 * places[broken].offset() + 100);
+    Close();
+    ASSERT_EQ(Open(), absl::OkStatus());
+    ASSERT_EQ(found_.size(), 1u);
+    EXPECT_EQ(found_[1].place, places[1 - broken]);
+    EXPECT_TRUE(Reads(1, found_[1].place));
+    Close();
+  }
+}
+
 TEST_F(DiskTierTest, ANamespaceOfAnotherLayoutIsNotFound) {
   ASSERT_EQ(Open(), absl::OkStatus());
   ImageEntry other = EntryOf(1, seq_++);
@@ -205,13 +125,54 @@ TEST_F(DiskTierTest, ANamespaceOfAnotherLayoutIsNotFound) {
   Close();
 }
 
+TEST_F(DiskTierTest, WhatWasErasedBeforeItsNeighboursStaysErased) {
+  for (const bool holes : {true, false}) {
+    disk_ = SimDisk(1);
+    disk_.faults.holes = holes;
+    ASSERT_EQ(Open(), absl::OkStatus());
+    ASSERT_TRUE(Write(EntryOf(1, seq_++)).ok());
+    ASSERT_EQ(Now([&](IoDone done) { tier_->Erase({KeyOf(1)}, seq_++, std::move(done)); }), absl::OkStatus());
+    ASSERT_TRUE(Write(EntryOf(2, seq_++)).ok());
+    for (int again = 0; again < 3; ++again) {
+      Close();
+      ASSERT_EQ(Open(), absl::OkStatus());
+      EXPECT_EQ(found_.size(), 1u);
+      EXPECT_FALSE(found_.contains(1)) << "the segment lists it, and nothing younger is there to be compared with";
+    }
+    Close();
+  }
+}
+
+TEST_F(DiskTierTest, ASegmentsNumberIsGivenAgain) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  std::set<uint32_t> numbers;
+  for (int life = 0; life < 2; ++life) {
+    std::vector<DiskPlace> places;
+    for (uint64_t number = 1; number <= 3; ++number) places.push_back(*Write(EntryOf(number, seq_++)));
+    ASSERT_EQ(Flush(), absl::OkStatus());
+    Close(/*killed=*/true, /*power=*/true);
+    ASSERT_EQ(Open(), absl::OkStatus());
+    EXPECT_EQ(found_.size(), 3u) << "what was said of the first one is not of the second";
+    for (const auto& [number, found] : found_) tier_->Free(found.place, layout_.image_bytes);
+    ASSERT_EQ(Flush(), absl::OkStatus());
+    Close();
+    EXPECT_EQ(disk_.Names().size(), 1u) << "the manifest";
+    ASSERT_EQ(Open(), absl::OkStatus());
+    numbers.insert(places[0].segment);
+  }
+  EXPECT_EQ(numbers.size(), 1u);
+  Close();
+}
+
 TEST_F(DiskTierTest, AgreesWithAMapThroughCrashes) {
   const Seeds seeds(200);
   SetLogLevel(LogLevel::kNone);
+  int moves = 0;
   for (uint64_t seed = seeds.first; seed < seeds.end && !HasFailure(); ++seed) {
     SCOPED_TRACE(testing::Message() << "KVFERRY_TEST_SEED=" << seed);
     std::mt19937_64 random(seed);
     disk_ = SimDisk(seed);
+    disk_.faults.holes = seed % 2 == 0;
     std::map<uint64_t, DiskPlace> live;  // answered, and neither freed nor erased
     std::set<uint64_t> durable, erased;  // flushed; or erased for good, by the last answer
     for (int life = 0; life < 4 && !HasFailure(); ++life) {
@@ -229,9 +190,23 @@ TEST_F(DiskTierTest, AgreesWithAMapThroughCrashes) {
       disk_.faults.crash_after = random() % 2 == 0 ? disk_.operations() + static_cast<int>(random() % 300) : -1;
       std::vector<AlignedBuffer> kept;
       std::set<uint64_t> writing;
-      for (int step = 0; step < 60; ++step) {
+      std::vector<Move> told;
+      moved_ = [&told](const Move& move) { told.push_back(move); };
+      const auto answer = [&](const Move& move) {
+        ++moves;
+        const auto it = live.find(move.number());
+        const bool ours = it != live.end() && it->second == move.from;
+        if (ours && move.to) {
+          it->second = move.to;
+        } else if (ours) {  // lost
+          live.erase(it);
+          durable.erase(move.number());
+        }
+        if (ours || move.to) tier_->Free(ours ? move.from : move.to, layout_.image_bytes);
+      };
+      for (int step = 0; step < 80; ++step) {
         const uint64_t number = 1 + random() % 40;
-        switch (random() % 6) {
+        switch (random() % 8) {
           case 0:
           case 1: {
             if (live.contains(number) || writing.contains(number)) break;
@@ -272,17 +247,24 @@ TEST_F(DiskTierTest, AgreesWithAMapThroughCrashes) {
             });
             break;
           }
+          case 5:
+            for (const Move& move : std::exchange(told, {})) answer(move);
+            disk_.faults.syncs_to_fail = random() % 8 == 0 ? 1 + static_cast<int>(random() % 3) : 0;
+            break;
           default:
             for (uint64_t i = random() % 20; i > 0 && scheduler_->RunOne(); --i) {
             }
         }
       }
+      moved_ = [&answer](const Move& move) { answer(move); };
       disk_.faults.out_of = 0;
+      disk_.faults.syncs_to_fail = 0;
       const bool killed = random() % 2 == 0;
       Close(killed, random() % 2 == 0);
     }
   }
   SetLogLevel(LogLevel::kInfo);
+  EXPECT_TRUE(moves > 0 || seeds.end - seeds.first < 10);
 }
 
 }  // namespace

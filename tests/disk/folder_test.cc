@@ -2,10 +2,6 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -16,6 +12,7 @@
 #include <vector>
 
 #include "storage/disk/posix_folder.h"
+#include "tests/support/deny_uring.h"
 #include "tests/support/disk_folder.h"
 #include "tests/support/faulty_engine.h"
 
@@ -348,22 +345,9 @@ TEST_F(FolderFaultTest, ATransferThatNeverMovesAnythingEnds) {
   EXPECT_EQ(Write(*file, 0, block.view()).code(), absl::StatusCode::kUnavailable);
 }
 
-// Denies io_uring to the calling thread and those it starts, as the default profile of containers does.
-void DenyUring() {
-  sock_filter filter[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program = {sizeof(filter) / sizeof(filter[0]), filter};
-  ASSERT_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-  ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
-}
-
 TEST(DeniedUringTest, ThreadsTakeItsPlace) {
   std::thread([] {
-    DenyUring();
+    ASSERT_TRUE(DenyUring());
     std::string why;
     EXPECT_EQ(NewUringEngine(8, &why), nullptr);
     EXPECT_THAT(why, HasSubstr("Operation not permitted"));

@@ -86,7 +86,10 @@ TEST_F(ManifestTest, AFolderKeepsItsStoreAndWhatWasSaid) {
   }
   manifest_->Forget(4);
   EXPECT_TRUE(Lives({4, 9}, 4, 5));
-  EXPECT_EQ(manifest_->Compact(15, {1}), absl::OkStatus());
+  EXPECT_EQ(Append({FreedEntry{{5, 1}}, FreedEntry{{6, 1}}}), absl::OkStatus());
+  EXPECT_EQ(manifest_->Compact(15, {1, 5}), absl::OkStatus());
+  EXPECT_FALSE(Lives({5, 1}, 4, 5));
+  EXPECT_TRUE(Lives({6, 1}, 4, 5)) << "there is no segment 6 so far";
   EXPECT_TRUE(Lives({1, 1}, 1, 9)) << "no image is as old";
   EXPECT_FALSE(Lives({1, 1}, 2, 19));
   Close();

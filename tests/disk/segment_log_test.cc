@@ -277,13 +277,41 @@ TEST_F(SegmentLogTest, SegmentsOfAnotherStoreAreRefused) {
 
 TEST_F(SegmentLogTest, ASyncThatFailedIsNotForgotten) {
   ASSERT_EQ(Open(), absl::OkStatus());
-  const auto place = Append(1);
-  ASSERT_EQ(Sync(), absl::OkStatus());
-  ASSERT_TRUE(Append(3).ok());
-  disk_.faults.out_of = 1;
+  const auto first = Append(1), second = Append(3);
+  disk_.faults.syncs_to_fail = 1;
   EXPECT_FALSE(Sync().ok());
-  disk_.faults.out_of = 0;
   EXPECT_FALSE(Sync().ok()) << "the kernel drops what it could not write: a second sync would know nothing of it";
+  const auto third = Append(5);
+  EXPECT_NE(third->segment, second->segment);
+  log_->Free(*first, Bytes(1));
+  EXPECT_FALSE(Sync().ok());
+  log_->Free(*second, Bytes(3));
+  EXPECT_EQ(Sync(), absl::OkStatus());
+  EXPECT_EQ(log_->usage().bytes, disk_.AllocatedBytes());
+  Close();
+}
+
+TEST_F(SegmentLogTest, OfTwoSyncsAtATimeNoneHidesThatTheOtherFailed) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  ASSERT_TRUE(Append(1).ok());
+  disk_.faults.syncs_to_fail = 1;
+  int failed = 0;
+  for (int i = 0; i < 3; ++i) log_->Sync([&failed](const absl::Status& status) { failed += status.ok() ? 0 : 1; });
+  scheduler_->RunAll();
+  EXPECT_EQ(failed, 3);
+  Close();
+}
+
+TEST_F(SegmentLogTest, RefusalsComeFromElsewhere) {
+  SegmentLogOptions options = Options();
+  options.bytes = 0;
+  ASSERT_EQ(Open(1, options), absl::OkStatus());
+  const AlignedBuffer image = images_.Make(1);
+  bool answered = false;
+  log_->Append({image.view()}, Images::EntryOf(1), [&](const absl::StatusOr<DiskPlace>&) { answered = true; });
+  EXPECT_FALSE(answered) << "not inside the call";
+  scheduler_->RunAll();
+  EXPECT_TRUE(answered);
   Close();
 }
 

@@ -100,7 +100,10 @@ class SimFile : public File {
   }
 
   absl::Status SyncNow() override {
-    const absl::Status status = disk_->Begin(absl::StrCat("sync ", name_));
+    absl::Status status = disk_->Begin(absl::StrCat("sync ", name_));
+    if (status.ok() && disk_->faults.syncs_to_fail > 0 && disk_->faults.syncs_to_fail-- > 0) {
+      status = absl::UnavailableError(absl::StrCat("sync ", name_));
+    }
     const bool crashed = disk_->faults.crash_after >= 0 && disk_->operations_ > disk_->faults.crash_after;
     if (!status.ok() && !crashed) inode_->given_up = true;
     if (!status.ok() || disk_->faults.lying_sync || inode_->given_up) return status;
@@ -110,6 +113,7 @@ class SimFile : public File {
   }
 
   absl::Status Punch(uint64_t offset, uint64_t bytes) override {
+    if (!disk_->faults.holes) return absl::UnimplementedError(absl::StrCat("punch ", name_));
     KVFERRY_RETURN_IF_ERROR(disk_->Begin(absl::StrCat("punch ", name_)));
     for (uint64_t at = offset; at < offset + bytes; at += kDiskAlignment) {
       SimDisk::Apply(inode_.get(), [number = at / kDiskAlignment](SimDisk::Contents* to, std::mt19937_64* random) {

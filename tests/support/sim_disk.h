@@ -51,6 +51,8 @@ class SimDisk {
     int fail_at = -1;         // this operation alone fails. -1: none
     int out_of = 0;           // one operation in so many fails; 0: none
     bool lying_sync = false;  // syncs answer and do nothing
+    int syncs_to_fail = 0;    // so many of files, the next ones
+    bool holes = true;        // the file system can give back what lies within a file
     uint64_t free_bytes = ~uint64_t{0} >> 1;
   };
   Faults faults;
