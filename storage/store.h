@@ -87,6 +87,9 @@ struct StoreStats {
            sessions_expired = 0;
   // Of the disk tier; zero without one. Writes and reads are of whole images.
   uint64_t disk_budget_bytes = 0, disk_used_bytes = 0, disk_live_bytes = 0, chunks_on_disk = 0;
+  uint64_t chunks_dirty = 0;                    // published, and not on disk yet
+  uint64_t disk_io_uring = 0, disk_direct = 0;  // 1: transfers go through io_uring; past the page cache
+  uint64_t chunks_found = 0, bytes_found = 0;   // on disk, at start
   uint64_t disk_writes = 0, disk_bytes_written = 0, disk_writes_failed = 0, disk_evictions = 0;
   uint64_t disk_reads = 0, disk_bytes_read = 0, disk_reads_failed = 0, prefetches = 0, prefetches_dropped = 0;
   uint64_t corruptions = 0;  // chunks that were dropped because a checksum did not agree, in memory or on disk

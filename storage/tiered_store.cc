@@ -387,6 +387,9 @@ StoreStats TieredStore::Stats() const {
     stats.disk_budget_bytes = state_->options.disk_bytes;
     stats.disk_used_bytes = disk.bytes;
     stats.disk_live_bytes = disk.live_bytes;
+    stats.chunks_dirty = state_->index.dirty().size();
+    stats.disk_io_uring = state_->disk->folder().io() == "io_uring" ? 1 : 0;
+    stats.disk_direct = state_->disk->folder().direct() ? 1 : 0;
   }
   return stats;
 }
