@@ -6,7 +6,8 @@
 namespace kvferry {
 namespace {
 
-constexpr size_t kMaxSlots = 4096;  // blocks read ahead, whatever their size
+constexpr size_t kMaxSlots = 4096;     // blocks read ahead, whatever their size
+constexpr uint64_t kUnknownShare = 8;  // of the window is what a block may have, as long as none has arrived
 
 }  // namespace
 
@@ -17,31 +18,39 @@ ReadSession::ReadSession(Store* store, SessionId session, std::vector<absl::Stat
       keys_(std::move(keys)),
       window_(window == 0 ? kDefaultWindow : std::min(window, kMaxWindow)),
       stats_(stats),
-      on_ready_(std::move(on_ready)) {}
+      on_ready_(std::move(on_ready)),
+      ahead_(keys_.size()) {}
 
 void ReadSession::Fill() {
   size_t index;
-  while (TakeNextKey(&index)) {
+  std::vector<ChunkKey> hints;
+  while (TakeNextKey(&index, &hints)) {
     const absl::StatusOr<BlockKey>& key = keys_[index];
-    if (!key.ok()) {
+    if (key.ok()) {
+      store_->Get(session_, *key, given_up_, [self = shared_from_this(), index](absl::StatusOr<BlockView> view) {
+        self->Arrived(index, std::move(view));
+      });
+    } else {
       Arrived(index, key.status());
-      continue;
     }
-    store_->Get(session_, *key, [self = shared_from_this(), index](absl::StatusOr<BlockView> view) {
-      self->Arrived(index, std::move(view));
-    });
+    if (!hints.empty()) hints_are_of_use_ = store_->Prefetch(session_, hints, given_up_);
   }
 }
 
 // Claims the next key if the window has room for it.
-bool ReadSession::TakeNextKey(size_t* index) {
+bool ReadSession::TakeNextKey(size_t* index, std::vector<ChunkKey>* hints) {
   MutexLock lock(&mu_);
-  const uint64_t expected = held_ + waiting_ * last_size_;
+  const uint64_t expected =
+      held_ + waiting_ * (last_size_ != 0 ? last_size_ : RoundUp(window_, kUnknownShare) / kUnknownShare);
   const bool room = slots_.empty() || (expected < window_ && slots_.size() < kMaxSlots);
   if (cancelled_ || next_ == keys_.size() || !room) return false;
   *index = next_++;
   slots_.emplace_back();
   ++waiting_;
+  hints->clear();
+  if (hints_are_of_use_) {
+    *hints = ahead_.Reach(*index, [this](size_t i) { return keys_[i].ok() ? &keys_[i]->chunk : nullptr; });
+  }
   return true;
 }
 
@@ -116,6 +125,7 @@ bool ReadSession::done() const {
 }
 
 void ReadSession::Cancel() {
+  *given_up_ = true;
   std::deque<Slot> dropped;  // their pins go after the lock
   MutexLock lock(&mu_);
   cancelled_ = true;

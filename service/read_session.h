@@ -1,6 +1,7 @@
 // One stream of gets, without any gRPC.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -14,6 +15,7 @@
 #include "storage/base/bytes.h"
 #include "storage/base/key.h"
 #include "storage/base/mutex.h"
+#include "storage/read_ahead.h"
 #include "storage/store.h"
 
 namespace kvferry {
@@ -29,7 +31,7 @@ struct GetPiece {
 
 // Gets blocks in the order of their keys, ahead of the consumer by at most a window of bytes (and always at least one
 // block), and cuts them into batches for one message each. Nothing is copied: pieces refer to the store's memory.
-// Thread-safe; Next by one thread at a time.
+// Chunks that come behind the window are hinted to the store. Thread-safe; Next by one thread at a time.
 class ReadSession : public std::enable_shared_from_this<ReadSession> {
  public:
   static constexpr uint64_t kDefaultWindow = 8 * kMiB;
@@ -49,7 +51,7 @@ class ReadSession : public std::enable_shared_from_this<ReadSession> {
   // The consumer has sent this many bytes that Next gave: the window moves on.
   void Consumed(uint64_t bytes);
   bool done() const;  // Next has given everything
-  // Forgets what was read ahead. Next gives nothing more.
+  // Forgets what was read ahead, and gives up what has not arrived. Next gives nothing more.
   void Cancel();
 
  private:
@@ -62,7 +64,7 @@ class ReadSession : public std::enable_shared_from_this<ReadSession> {
   };
 
   void Fill();
-  bool TakeNextKey(size_t* index) ABSL_LOCKS_EXCLUDED(mu_);
+  bool TakeNextKey(size_t* index, std::vector<ChunkKey>* hints) ABSL_LOCKS_EXCLUDED(mu_);
   void Arrived(size_t index, absl::StatusOr<BlockView> view);
 
   Store* const store_;
@@ -71,6 +73,8 @@ class ReadSession : public std::enable_shared_from_this<ReadSession> {
   const uint64_t window_;
   ServiceStats* const stats_;
   const std::function<void()> on_ready_;
+  const std::shared_ptr<std::atomic<bool>> given_up_ = std::make_shared<std::atomic<bool>>(false);
+  std::atomic<bool> hints_are_of_use_{true};
 
   mutable Mutex mu_;
   std::deque<Slot> slots_ ABSL_GUARDED_BY(mu_);  // of keys [first_, next_)
@@ -80,6 +84,7 @@ class ReadSession : public std::enable_shared_from_this<ReadSession> {
   size_t waiting_ ABSL_GUARDED_BY(mu_) = 0;      // gets that have not arrived
   uint64_t last_size_ ABSL_GUARDED_BY(mu_) = 0;  // what the next block is expected to have
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  ReadAhead ahead_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace kvferry

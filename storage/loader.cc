@@ -53,15 +53,21 @@ absl::Status CheckSlots(const Chunk& chunk, const ChunkLoad::Piece& piece, const
 
 }  // namespace
 
-void Loader::Get(Record* record, size_t layer, GetDone done) {
+void Loader::Get(Record* record, ChunkLoad::Waiter waiter) {
   ChunkLoad* load = Find(record);
   if (load == nullptr) {
     load = Open(record);
-    load->waiters.push_back({layer, std::move(done)});
+    load->waiters.push_back(std::move(waiter));
     Reserver(&state_).Load(record, /*may_wait=*/true);
   } else {
-    load->waiters.push_back({layer, std::move(done)});
+    load->waiters.push_back(std::move(waiter));
   }
+}
+
+bool Loader::IsGivenUp(const Record* record) {
+  const std::vector<ChunkLoad::Waiter>& waiters = Find(record)->waiters;
+  return std::all_of(waiters.begin(), waiters.end(),
+                     [](const ChunkLoad::Waiter& waiter) { return HasGivenUp(waiter.given_up); });
 }
 
 ChunkLoad* Loader::Find(const Record* record) {
@@ -80,11 +86,10 @@ ChunkLoad* Loader::Open(Record* record) {
   return load.get();
 }
 
-void Loader::Prefetch(SessionId session, absl::Span<const ChunkKey> keys) {
-  if (!state_.has_disk) return;
+void Loader::Prefetch(SessionId session, absl::Span<const ChunkKey> keys, const GivenUp& given_up) {
   Step step(&state_);
   for (const ChunkKey& key : keys) {
-    state_.transfers.hints.push_back({session, key});
+    state_.transfers.hints.push_back({session, key, given_up});
     if (state_.transfers.hints.size() <= kMostHints) continue;
     state_.transfers.hints.pop_front();
     ++state_.counters.prefetches_dropped;
@@ -96,7 +101,7 @@ void Loader::FollowHints() {
   Transfers& transfers = state_.transfers;
   while (transfers.hinted_loads < kMostHintedLoads && !transfers.hints.empty()) {
     const Hint hint = transfers.hints.front();
-    const Session* session = state_.sessions.Find(hint.session);
+    const Session* session = HasGivenUp(hint.given_up) ? nullptr : state_.sessions.Find(hint.session);
     Record* record = session == nullptr ? nullptr : state_.FindAny(*session, hint.key);
     if (record != nullptr && record->chunk == nullptr && record->disk && Find(record) == nullptr) {
       ChunkLoad* const load = Open(record);

@@ -14,14 +14,17 @@ class Loader {
   explicit Loader(StoreState* state) : state_(*state) {}
 
   // A block of a chunk that lies on disk: answered when it has been read, or cannot be.
-  void Get(Record* record, size_t layer, GetDone done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void Get(Record* record, ChunkLoad::Waiter waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
 
   // See Store::Prefetch.
-  void Prefetch(SessionId session, absl::Span<const ChunkKey> keys) ABSL_LOCKS_EXCLUDED(state_.mu);
+  void Prefetch(SessionId session, absl::Span<const ChunkKey> keys, const GivenUp& given_up)
+      ABSL_LOCKS_EXCLUDED(state_.mu);
 
   // The memory that a load waited for: begins to read. Or there is none.
   void Begin(Record* record, const Extent& extent) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void Refuse(Record* record, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // Nobody wants what waits for memory any more.
+  bool IsGivenUp(const Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
 
   // Follows hints as far as there is memory.
   void FollowHints() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
