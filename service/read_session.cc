@@ -6,8 +6,7 @@
 namespace kvferry {
 namespace {
 
-constexpr size_t kMaxSlots = 4096;     // blocks read ahead, whatever their size
-constexpr uint64_t kUnknownShare = 8;  // of the window is what a block may have, as long as none has arrived
+constexpr size_t kMaxSlots = 4096;  // blocks read ahead, whatever their size
 
 }  // namespace
 
@@ -22,35 +21,36 @@ ReadSession::ReadSession(Store* store, SessionId session, std::vector<absl::Stat
       ahead_(keys_.size()) {}
 
 void ReadSession::Fill() {
+  filling_.Kick([this] { FillAsFarAsItGoes(); });
+}
+
+void ReadSession::FillAsFarAsItGoes() {
   size_t index;
-  std::vector<ChunkKey> hints;
-  while (TakeNextKey(&index, &hints)) {
+  while (TakeNextKey(&index)) {
     const absl::StatusOr<BlockKey>& key = keys_[index];
-    if (key.ok()) {
-      store_->Get(session_, *key, given_up_, [self = shared_from_this(), index](absl::StatusOr<BlockView> view) {
-        self->Arrived(index, std::move(view));
-      });
-    } else {
+    if (!key.ok()) {
       Arrived(index, key.status());
+      continue;
     }
+    store_->Get(session_, *key, given_up_, [self = shared_from_this(), index](absl::StatusOr<BlockView> view) {
+      self->Arrived(index, std::move(view));
+    });
+    if (!hints_are_of_use_) continue;
+    const std::vector<ChunkKey> hints =
+        ahead_.Reach(index, [this](size_t i) { return keys_[i].ok() ? &keys_[i]->chunk : nullptr; });
     if (!hints.empty()) hints_are_of_use_ = store_->Prefetch(session_, hints, given_up_);
   }
 }
 
-// Claims the next key if the window has room for it.
-bool ReadSession::TakeNextKey(size_t* index, std::vector<ChunkKey>* hints) {
+// Claims the next key if the window has room for it. While one is waited for nothing behind it is: blocks that cannot
+// be sent yet would keep the memory that it waits for.
+bool ReadSession::TakeNextKey(size_t* index) {
   MutexLock lock(&mu_);
-  const uint64_t expected =
-      held_ + waiting_ * (last_size_ != 0 ? last_size_ : RoundUp(window_, kUnknownShare) / kUnknownShare);
-  const bool room = slots_.empty() || (expected < window_ && slots_.size() < kMaxSlots);
+  const bool room = slots_.empty() || (!waiting_ && held_ < window_ && slots_.size() < kMaxSlots);
   if (cancelled_ || next_ == keys_.size() || !room) return false;
   *index = next_++;
   slots_.emplace_back();
-  ++waiting_;
-  hints->clear();
-  if (hints_are_of_use_) {
-    *hints = ahead_.Reach(*index, [this](size_t i) { return keys_[i].ok() ? &keys_[i]->chunk : nullptr; });
-  }
+  waiting_ = true;
   return true;
 }
 
@@ -58,7 +58,7 @@ void ReadSession::Arrived(size_t index, absl::StatusOr<BlockView> view) {
   bool notify;
   {
     MutexLock lock(&mu_);
-    --waiting_;
+    waiting_ = false;
     if (cancelled_) return;
     Slot& slot = slots_[index - first_];
     slot.arrived = true;
@@ -66,13 +66,13 @@ void ReadSession::Arrived(size_t index, absl::StatusOr<BlockView> view) {
       slot.view = *std::move(view);
       held_ += slot.view.size();
       stats_->get_bytes_held += slot.view.size();
-      last_size_ = slot.view.size();
     } else {
       slot.status = view.status();
     }
     notify = index == first_;
   }
   if (notify) on_ready_();
+  Fill();
 }
 
 std::vector<GetPiece> ReadSession::Next(uint64_t max_bytes) {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "service/service_stats.h"
+#include "service/stepper.h"
 #include "storage/base/block_view.h"
 #include "storage/base/bytes.h"
 #include "storage/base/key.h"
@@ -64,7 +65,8 @@ class ReadSession : public std::enable_shared_from_this<ReadSession> {
   };
 
   void Fill();
-  bool TakeNextKey(size_t* index, std::vector<ChunkKey>* hints) ABSL_LOCKS_EXCLUDED(mu_);
+  void FillAsFarAsItGoes();
+  bool TakeNextKey(size_t* index) ABSL_LOCKS_EXCLUDED(mu_);
   void Arrived(size_t index, absl::StatusOr<BlockView> view);
 
   Store* const store_;
@@ -74,17 +76,19 @@ class ReadSession : public std::enable_shared_from_this<ReadSession> {
   ServiceStats* const stats_;
   const std::function<void()> on_ready_;
   const std::shared_ptr<std::atomic<bool>> given_up_ = std::make_shared<std::atomic<bool>>(false);
-  std::atomic<bool> hints_are_of_use_{true};
+
+  Stepper filling_;
+  // Touched by it alone.
+  ReadAhead ahead_;
+  bool hints_are_of_use_ = true;
 
   mutable Mutex mu_;
   std::deque<Slot> slots_ ABSL_GUARDED_BY(mu_);  // of keys [first_, next_)
   size_t first_ ABSL_GUARDED_BY(mu_) = 0;
   size_t next_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t held_ ABSL_GUARDED_BY(mu_) = 0;       // bytes arrived and not consumed
-  size_t waiting_ ABSL_GUARDED_BY(mu_) = 0;      // gets that have not arrived
-  uint64_t last_size_ ABSL_GUARDED_BY(mu_) = 0;  // what the next block is expected to have
+  uint64_t held_ ABSL_GUARDED_BY(mu_) = 0;     // bytes arrived and not consumed
+  bool waiting_ ABSL_GUARDED_BY(mu_) = false;  // the last get that was started has not arrived
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
-  ReadAhead ahead_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace kvferry
