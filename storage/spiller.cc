@@ -175,6 +175,10 @@ void Spiller::Start(ChunkNumber number, const ChunkWrite& write) {
 
 void Spiller::Send(ChunkNumber number, const std::shared_ptr<Chunk>& chunk, const ChunkHeader& header,
                    const ImageEntry& entry) {
+  {
+    Step step(&state_);
+    if (state_.closed) return;
+  }
   const Namespace& ns = *chunk->ns();
   for (size_t layer = 0; layer < header.checksums.size(); ++layer) {
     if (BlockChecksum(chunk->Slot(static_cast<int>(layer))) == header.checksums[layer]) continue;

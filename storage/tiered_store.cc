@@ -26,7 +26,9 @@ class TieredStore : public Store {
   }
   ~TieredStore() override {
     state_->Close([] {});
-    state_->disk = nullptr;  // waits: its threads hold the state, and must not be the last to
+    if (state_->disk == nullptr) return;
+    state_->disk->Wait();    // what is under way still goes through this pointer
+    state_->disk = nullptr;  // its threads hold the state, and must not be the last to
   }
   absl::Status OpenDisk(std::unique_ptr<Folder> folder) { return state_->OpenDisk(std::move(folder)); }
 

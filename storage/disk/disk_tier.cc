@@ -116,6 +116,11 @@ void DiskTier::Close(absl::AnyInvocable<void()> done) {
   log_->Close(std::move(done));
 }
 
+void DiskTier::Wait() {
+  log_->Wait();
+  manifest_->Wait();
+}
+
 void DiskTier::AddNamespace(const NamespaceId& id, absl::string_view tenant, const NamespaceSpec& spec) {
   if (manifest_->Find(id) == nullptr) manifest_->Note(NamespaceEntry{id, std::string(tenant), Canonical(spec)});
 }

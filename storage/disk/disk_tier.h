@@ -51,6 +51,8 @@ class DiskTier {
   ~DiskTier();
   // Nothing is written any more. Done when the segment that was appended to has its footer and nothing is under way.
   void Close(absl::AnyInvocable<void()> done);
+  // Until nothing is under way.
+  void Wait();
 
   // Makes a namespace known, so that its images are found again. Once for each that is written to is enough.
   void AddNamespace(const NamespaceId& id, absl::string_view tenant, const NamespaceSpec& spec);

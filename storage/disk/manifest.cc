@@ -93,7 +93,7 @@ absl::StatusOr<std::unique_ptr<Manifest>> Manifest::Open(Folder* folder, const D
   return manifest;  // one that was there is written anew by the first who has something to say, or by Compact
 }
 
-Manifest::~Manifest() {
+void Manifest::Wait() {
   MutexLock lock(&mu_);
   while (writing_) idle_.Wait(&mu_);
 }

@@ -19,14 +19,16 @@
 namespace kvferry {
 
 // One file at a time. It is appended to; at start, and where a frame could not be written, another one takes its place.
-// Thread-safe; only Open and the destructor block.
+// Thread-safe; only Open, Wait and the destructor block.
 class Manifest {
  public:
   // The folder's manifest, or a new one where it has none. FAILED_PRECONDITION: it is of another version. DATA_LOSS:
   // there are segments and no manifest that could be read. `folder` must outlive it.
   static absl::StatusOr<std::unique_ptr<Manifest>> Open(Folder* folder, const DiskStoreId& if_new);
-  // Waits for what is under way. REQUIRES: no call is in progress.
-  ~Manifest();
+  // Waits. REQUIRES: no call is in progress.
+  ~Manifest() { Wait(); }
+  // Until nothing is under way. Blocks.
+  void Wait() ABSL_LOCKS_EXCLUDED(mu_);
 
   const DiskStoreId& store() const { return store_; }
 

@@ -35,7 +35,7 @@ bool IsWhole(const ChunkHeader& header, const ChunkLayout& layout, ByteView imag
 
 }  // namespace
 
-SegmentLog::~SegmentLog() {
+void SegmentLog::Wait() {
   MutexLock lock(&mu_);
   while (under_way_ != 0) idle_.Wait(&mu_);
 }

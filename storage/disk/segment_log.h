@@ -31,17 +31,17 @@ struct SegmentLogOptions {
   std::function<void()> freed;
 };
 
-// Thread-safe; no call but Recover and the destructor blocks. Callbacks run on the folder's threads, under no lock.
-// Failures name the file. Images never overlap and never move, and no part of a file is written twice: whoever reads a
-// place that was freed finds zeros or the image, never another's bytes.
+// Thread-safe; no call but Recover, Wait and the destructor blocks. Callbacks run on the folder's threads, under no
+// lock. Failures name the file. Images never overlap and never move, and no part of a file is written twice: whoever
+// reads a place that was freed finds zeros or the image, never another's bytes.
 class SegmentLog {
  public:
   using AppendDone = absl::AnyInvocable<void(absl::StatusOr<DiskPlace>)>;
 
   // `folder` must outlive the log.
   SegmentLog(const SegmentLogOptions& options, Folder* folder) : options_(options), folder_(folder) {}
-  // Waits for what is under way. REQUIRES: no call is in progress.
-  ~SegmentLog();
+  // Waits. REQUIRES: no call is in progress.
+  ~SegmentLog() { Wait(); }
 
   // What is to be known of a chunk's namespace to tell whether its image is whole. nullptr: nothing, so it is dead.
   using LayoutOf = absl::FunctionRef<const ChunkLayout*(const ChunkKey& key)>;
@@ -70,6 +70,8 @@ class SegmentLog {
   // Writes the footer of the segment that was appended to, so that the next start need not read its images. Done when
   // nothing is under way. Nothing may be appended any more.
   void Close(absl::AnyInvocable<void()> done);
+  // Until nothing is under way. Blocks.
+  void Wait() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Runs `task`, which may block, on a thread of the folder's; it counts as under way.
   void Run(absl::AnyInvocable<void()> task) {

@@ -93,6 +93,25 @@ TEST(LocalTransportTest, ADiskOutlivesItsStore) {
               ::testing::HasSubstr("disk_bytes is 67108864 and disk is not given"));
 }
 
+TEST(LocalTransportTest, AStoreMayGoWhileItWrites) {
+  const TempFolder folder;
+  for (int round = 0; round < 100; ++round) {
+    StoreOptions options;
+    options.memory_bytes = 4 * kMiB;
+    options.disk_path = folder.path();
+    options.disk_bytes = 64 * kMiB;
+    options.disk_keep_free_bytes = 0;
+    options.write_policy = WritePolicy::kWriteThrough;
+    auto transport = *NewLocalTransport(*EmbeddedStore::Open(options));
+    const NamespaceId ns = Open(transport.get(), SpecOf({100'000}));
+    for (uint64_t n = 1; n <= 8; ++n) {
+      const ChunkKey live = PutChunk(transport.get(), ns, 1, n);
+      const absl::Status status = transport->Publish(live, {PrefixKey(n), {}}, Soon());
+      EXPECT_TRUE(status.ok() || absl::IsAlreadyExists(status)) << status;
+    }
+  }
+}
+
 TEST(LocalTransportTest, RefusesOtherUrlsAndOptions) {
   for (const std::string url :
        {"embedded", "http://x:1", "unix://relative", "grpc://host", "grpc://:1", "grpc://h:x", ""}) {
