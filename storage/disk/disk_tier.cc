@@ -100,7 +100,7 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
   };
   KVFERRY_RETURN_IF_ERROR(tier.log_->Recover([&](const ChunkKey& key) { return layouts.Of(key); }, keep));
   for (const Image& image : older) tier.Free(image.place, image.image.blocks * kDiskAlignment);
-  KVFERRY_RETURN_IF_ERROR(tier.manifest_->Compact(oldest));
+  KVFERRY_RETURN_IF_ERROR(tier.manifest_->Compact(oldest, tier.log_->Segments()));
   for (const auto& [key, image] : images)
     found({tier.manifest_->Find(key.ns), image.image, image.place, image.header_seq});
   opened.next_seq = youngest + 1;

@@ -265,9 +265,12 @@ absl::Status Manifest::WriteAnew() {
   return absl::OkStatus();
 }
 
-absl::Status Manifest::Compact(uint64_t oldest_seq) {
+absl::Status Manifest::Compact(uint64_t oldest_seq, const std::set<uint32_t>& segments) {
   {
     MutexLock lock(&mu_);
+    const auto gone = [&segments](const auto& entry) { return !segments.contains(entry.first); };
+    std::erase_if(state_.published, gone);
+    std::erase_if(state_.freed, gone);
     absl::erase_if(state_.erased, [oldest_seq](const auto& entry) { return entry.second <= oldest_seq; });
     absl::erase_if(state_.dropped, [oldest_seq](const auto& entry) { return entry.second <= oldest_seq; });
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,9 +48,10 @@ class Manifest {
 
   // A segment has gone, and what was said of its images with it.
   void Forget(uint32_t segment);
-  // There is no image any more with a smaller seq, so that what was erased or dropped before can be forgotten. Writes
-  // the manifest anew. Blocks: at start.
-  absl::Status Compact(uint64_t oldest_seq);
+  // There is no image any more with a smaller seq, so that what was erased or dropped before can be forgotten, and no
+  // segment but these, so that another may get the number of one that has gone. Writes the manifest anew. Blocks: at
+  // start.
+  absl::Status Compact(uint64_t oldest_seq, const std::set<uint32_t>& segments);
 
  private:
   // Entries by what they are of.

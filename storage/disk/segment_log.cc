@@ -479,6 +479,13 @@ SegmentLog::Usage SegmentLog::usage() const {
   return usage;
 }
 
+std::set<uint32_t> SegmentLog::Segments() const {
+  std::set<uint32_t> numbers;
+  MutexLock lock(&mu_);
+  for (const auto& [number, segment] : segments_) numbers.insert(number);
+  return numbers;
+}
+
 void SegmentLog::Post(absl::AnyInvocable<void()> task) {
   ++under_way_;
   folder_->Post([this, task = std::move(task)]() mutable {

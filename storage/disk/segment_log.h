@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -85,6 +86,7 @@ class SegmentLog {
     uint64_t live_bytes = 0;  // of images
   };
   Usage usage() const;
+  std::set<uint32_t> Segments() const;
 
  private:
   struct Segment {

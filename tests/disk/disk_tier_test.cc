@@ -191,6 +191,26 @@ TEST_F(DiskTierTest, OfTwoImagesTheYoungerCounts) {
   Close();
 }
 
+// A segment that has gone leaves its number to another, but not what was said of its images.
+TEST_F(DiskTierTest, ASegmentsNumberMayComeAgain) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  const auto first = Write(EntryOf(1, seq_++));
+  ASSERT_EQ(Flush(), absl::OkStatus());
+  Close();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  tier_->Free(*first, layout_.image_bytes);
+  ASSERT_EQ(Flush(), absl::OkStatus());
+  Close();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  const auto second = Write(EntryOf(2, seq_++));
+  EXPECT_EQ(*second, *first);
+  ASSERT_EQ(Flush(), absl::OkStatus());
+  Close();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_TRUE(found_.contains(2) && Reads(2, found_[2].place));
+  Close();
+}
+
 TEST_F(DiskTierTest, ANamespaceOfAnotherLayoutIsNotFound) {
   ASSERT_EQ(Open(), absl::OkStatus());
   ImageEntry other = EntryOf(1, seq_++);

@@ -86,7 +86,7 @@ TEST_F(ManifestTest, AFolderKeepsItsStoreAndWhatWasSaid) {
   }
   manifest_->Forget(4);
   EXPECT_TRUE(Lives({4, 9}, 4, 5));
-  EXPECT_EQ(manifest_->Compact(15), absl::OkStatus());
+  EXPECT_EQ(manifest_->Compact(15, {1}), absl::OkStatus());
   EXPECT_TRUE(Lives({1, 1}, 1, 9)) << "no image is as old";
   EXPECT_FALSE(Lives({1, 1}, 2, 19));
   Close();
