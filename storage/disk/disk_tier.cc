@@ -82,7 +82,7 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
   Layouts layouts(tier.manifest_.get());
   const int64_t seconds = absl::ToUnixSeconds(now);
   uint64_t oldest = UINT64_MAX, youngest = tier.manifest_->youngest_seq();
-  const auto keep = [&](const ImageEntry& entry, DiskPlace place) {
+  const auto is_there = [&](const ImageEntry& entry, DiskPlace place) {
     Image candidate{entry, place, entry.seq};
     if (!tier.manifest_->Resolve(place, &candidate.image)) return false;
     youngest = std::max(youngest, candidate.image.seq);
@@ -97,6 +97,11 @@ absl::StatusOr<DiskTier::Opened> DiskTier::Open(const DiskTierOptions& options, 
       older.push_back(candidate);
     }
     return true;
+  };
+  const auto keep = [&](const ImageEntry& entry, DiskPlace place) {
+    if (is_there(entry, place)) return true;
+    tier.manifest_->Note(FreedEntry{place});  // a footer goes on naming it when what made it dead is forgotten
+    return false;
   };
   KVFERRY_RETURN_IF_ERROR(tier.log_->Recover([&](const ChunkKey& key) { return layouts.Of(key); }, keep));
   for (const Image& image : older) tier.Free(image.place, image.image.blocks * kDiskAlignment);
