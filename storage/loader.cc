@@ -135,7 +135,12 @@ void Loader::Begin(Record* record, const Extent& extent) {
 
 void Loader::Arrived(ChunkNumber number, size_t i, const std::shared_ptr<Chunk>& chunk, const absl::Status& status) {
   absl::StatusOr<ChunkHeader> header = absl::UnknownError("not read yet");
-  if (i == 0 && status.ok()) header = DecodeHeader(chunk->Image().subspan(0, chunk->layout().header_bytes));
+  bool blank = false;
+  if (i == 0 && status.ok()) {
+    const ByteView bytes = chunk->Image().subspan(0, chunk->layout().header_bytes);
+    header = DecodeHeader(bytes);
+    blank = !header.ok() && std::all_of(bytes.begin(), bytes.end(), [](uint8_t byte) { return byte == 0; });
+  }
   std::vector<ChunkLoad::Piece> here;  // to be checked now
   std::vector<uint64_t> checksums;
   {
@@ -144,6 +149,7 @@ void Loader::Arrived(ChunkNumber number, size_t i, const std::shared_ptr<Chunk>&
     if (load == nullptr) return;
     ChunkLoad::Piece& piece = load->pieces[i];
     if (!status.ok()) return Fail(number, status, /*lost=*/false);
+    if (blank) return Forget(number);
     if (i == 0) {
       if (absl::Status right = CheckHeader(header, *load->record); !right.ok()) return Fail(number, right, true);
       load->checksums = header->checksums;
@@ -196,6 +202,15 @@ void Loader::Deliver(ChunkLoad* load) {
 void Loader::Refuse(Record* record, const absl::Status& status) {
   Answer(Find(record), status);
   End(Index::NumberOf(*record));
+}
+
+void Loader::Forget(ChunkNumber number) {
+  ChunkLoad* const load = state_.transfers.loads.at(number).get();
+  Record* const record = load->record;
+  Answer(load, absl::NotFoundError(absl::StrCat("get: chunk ", ToString(record->key()), " had been given up")));
+  state_.index.SetChunk(record, nullptr);
+  if (record->published) state_.index.Unpublish(record);
+  End(number);
 }
 
 void Loader::Fail(ChunkNumber number, const absl::Status& status, bool lost) {

@@ -40,6 +40,8 @@ class Loader {
   // Answers those whose layer is there.
   void Deliver(ChunkLoad* load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void Answer(ChunkLoad* load, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // The image's room had been given back, and nobody had said so on disk before the last store was killed.
+  void Forget(ChunkNumber number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // `lost`: the bytes that were read are not the chunk's.
   void Fail(ChunkNumber number, const absl::Status& status, bool lost) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void End(ChunkNumber number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);

@@ -143,6 +143,29 @@ TEST_F(StoreDisk, ALostByteIsAMissAndCounted) {
   }
 }
 
+// The room of an image is given back at once; that it was is known after a kill only if something was flushed since.
+TEST_F(StoreDisk, WhatWasGivenUpBeforeAKillIsAMissAndNoCorruption) {
+  Begin(12);
+  for (uint64_t id = 1; id <= 10; ++id) PublishedOne(session_, ns_, id);
+  ASSERT_TRUE(Flush().ok());
+  Close();
+  OpenAgain();
+  Begin();
+  const uint64_t before = disk_.AllocatedBytes();
+  for (uint64_t id = 1; id <= 9; ++id) store_->Erase(session_, Prefix(ns_, id), [](const absl::Status&) {});
+  while (disk_.AllocatedBytes() >= before) ASSERT_TRUE(scheduler_->RunOne());
+  disk_.faults.crash_after = disk_.operations();
+  Close();
+  OpenAgain();
+  Begin();
+  EXPECT_GT(Stats().chunks_found, 1u) << "the kill came before any erasure was on disk";
+  uint64_t held = 0;
+  for (uint64_t id = 1; id <= 10; ++id) held += Holds(session_, Prefix(ns_, id), id) ? 1 : 0;
+  EXPECT_LT(held, 10u);
+  EXPECT_EQ(Stats().corruptions + Stats().disk_reads_failed, 0u);
+  EXPECT_EQ(Stats().chunks_published, held);
+}
+
 TEST_F(StoreDisk, ADiskThatFailsIsNoDisk) {
   Begin(4);
   disk_.faults.out_of = 1;
