@@ -166,6 +166,20 @@ TEST_F(StoreDisk, WhatWasGivenUpBeforeAKillIsAMissAndNoCorruption) {
   EXPECT_EQ(Stats().chunks_published, held);
 }
 
+// Free memory in pieces is of no use to a chunk that is larger than each of them: more is spilled.
+TEST_F(StoreDisk, FreeMemoryInPiecesKeepsNobodyWaiting) {
+  Begin(16);
+  const NamespaceId small = Namespace(session_, SmallSpec(2, 4, 64, 4));
+  std::vector<ChunkKey> live;
+  while (Stats().memory_used_bytes < Stats().memory_budget_bytes / 10 * 9) live.push_back(LiveOne(session_, small, 1));
+  ASSERT_EQ(Stats().disk_writes, 0u);
+  std::vector<ChunkKey> every_third;
+  for (size_t i = 0; i < live.size(); i += 3) every_third.push_back(live[i]);
+  store_->Release(session_, every_third);
+  Settle();
+  for (uint64_t id = 1; id <= 12; ++id) LiveOne(session_, ns_, id);
+}
+
 TEST_F(StoreDisk, ADiskThatFailsIsNoDisk) {
   Begin(4);
   disk_.faults.out_of = 1;
