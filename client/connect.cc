@@ -35,6 +35,14 @@ absl::Status Validate(const ConnectOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("heartbeat is ", absl::FormatDuration(options.heartbeat), "; expected more than 0"));
   }
+  if (!options.disk_path.empty() && !options.disk_bytes.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("disk is \"", options.disk_path, "\" and disk_bytes is not given; expected a bound with it"));
+  }
+  if (options.disk_path.empty() && options.disk_bytes.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("disk_bytes is ", *options.disk_bytes, " and disk is not given; expected a folder with it"));
+  }
   return absl::OkStatus();
 }
 
@@ -58,6 +66,8 @@ absl::StatusOr<std::shared_ptr<Transport>> Connect(const std::string& url, const
   }
   StoreOptions store_options;
   store_options.memory_bytes = options.memory_bytes.value_or(std::min(kDefaultMemory, limit.bytes / 10 * 8));
+  store_options.disk_path = options.disk_path;
+  store_options.disk_bytes = options.disk_bytes.value_or(0);
   KVFERRY_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddedStore> store, EmbeddedStore::Open(store_options));
   return NewLocalTransport(std::move(store));
 }

@@ -129,8 +129,8 @@ absl::Status CallStatus(const Connection& connection, const grpc::Status& status
 }
 
 absl::Status CallStatus(const Connection& connection, const absl::Status& status) {
-  if (absl::IsCancelled(status) && connection.cancelled()) {
-    return ConnectionLost();
+  if (absl::IsCancelled(status)) {  // by us, or by a server that is shutting down when the call arrives
+    return connection.cancelled() ? ConnectionLost() : absl::UnavailableError("the store ended the call");
   }
   if (absl::IsNotFound(status) && absl::StartsWith(status.message(), "session ")) {
     return absl::UnavailableError(status.message());

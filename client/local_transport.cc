@@ -11,6 +11,7 @@
 #include "client/transport_counters.h"
 #include "storage/base/mutex.h"
 #include "storage/base/status.h"
+#include "storage/read_ahead.h"
 
 namespace kvferry {
 namespace {
@@ -96,11 +97,12 @@ class LocalWriter : public ChunkWriter {
   std::unique_ptr<ChunkWriter> writer_;
 };
 
-// Asks the store for one block after another. Threads: one at a time.
+// Asks the store for one block after another, and hints what comes next. Threads: one at a time.
 class LocalFetch : public FetchStream {
  public:
   LocalFetch(std::shared_ptr<Shared> shared, absl::Span<const BlockKey> keys, absl::Time deadline)
-      : shared_(std::move(shared)), keys_(keys.begin(), keys.end()), deadline_(deadline) {}
+      : shared_(std::move(shared)), keys_(keys.begin(), keys.end()), deadline_(deadline), ahead_(keys_.size()) {}
+  ~LocalFetch() override { *given_up_ = true; }
 
   absl::StatusOr<BlockView> Next() override {
     if (!end_.ok()) return end_;
@@ -108,8 +110,12 @@ class LocalFetch : public FetchStream {
     end_ = shared_->Check();
     if (!end_.ok()) return end_;
     auto answer = std::make_shared<Answer<absl::StatusOr<BlockView>>>();
-    shared_->store().Get(shared_->session, keys_[next_],
+    shared_->store().Get(shared_->session, keys_[next_], given_up_,
                          [answer](absl::StatusOr<BlockView> block) { answer->Set(std::move(block)); });
+    if (hints_are_of_use_) {
+      const auto hints = ahead_.Reach(next_, [this](size_t i) { return &keys_[i].chunk; });
+      if (!hints.empty()) hints_are_of_use_ = shared_->store().Prefetch(shared_->session, hints, given_up_);
+    }
     std::optional<absl::StatusOr<BlockView>> block = answer->Wait(deadline_);
     if (!block.has_value()) {
       end_ = TimedOut(shared_->url, "get");
@@ -136,7 +142,10 @@ class LocalFetch : public FetchStream {
   const std::shared_ptr<Shared> shared_;
   const std::vector<BlockKey> keys_;
   const absl::Time deadline_;
+  const std::shared_ptr<std::atomic<bool>> given_up_ = std::make_shared<std::atomic<bool>>(false);
   size_t next_ = 0;
+  ReadAhead ahead_;
+  bool hints_are_of_use_ = true;
   absl::Status end_;
 };
 

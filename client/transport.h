@@ -119,6 +119,10 @@ struct ConnectOptions {
   // embedded:// only: the store's budget, at most what this machine or container has. Without it 2 GiB, or 80 % of
   // that if it is less.
   std::optional<uint64_t> memory_bytes;
+  // embedded:// only, both or neither: a folder that no other store uses, for what memory cannot hold, and the bound on
+  // what is kept there. What was flushed is found by the next one who connects with this folder.
+  std::string disk_path;
+  std::optional<uint64_t> disk_bytes;
   absl::Duration connect_timeout = absl::Seconds(10);  // how long Connect waits for the first session
   absl::Duration heartbeat = absl::Seconds(5);
 };

@@ -37,6 +37,13 @@ void AddStore(const StoreStats& s, v1::StatsReply* reply) {
   gauge("chunks_published", s.chunks_published);
   gauge("chunks_reserved", s.chunks_reserved);
   gauge("chunks_leased", s.chunks_leased);
+  gauge("disk_budget_bytes", s.disk_budget_bytes);
+  gauge("disk_used_bytes", s.disk_used_bytes);
+  gauge("disk_live_bytes", s.disk_live_bytes);
+  gauge("disk_io_uring", s.disk_io_uring);
+  gauge("disk_direct", s.disk_direct);
+  gauge("chunks_on_disk", s.chunks_on_disk);
+  gauge("chunks_dirty", s.chunks_dirty);
   count("blocks_committed", s.blocks_committed);
   count("blocks_got", s.blocks_got);
   count("get_misses", s.get_misses);
@@ -51,6 +58,18 @@ void AddStore(const StoreStats& s, v1::StatsReply* reply) {
   count("expirations", s.expirations);
   count("reservations_aborted", s.reservations_aborted);
   count("sessions_expired", s.sessions_expired);
+  count("chunks_found", s.chunks_found);
+  count("bytes_found", s.bytes_found);
+  count("disk_writes", s.disk_writes);
+  count("disk_bytes_written", s.disk_bytes_written);
+  count("disk_writes_failed", s.disk_writes_failed);
+  count("disk_evictions", s.disk_evictions);
+  count("disk_reads", s.disk_reads);
+  count("disk_bytes_read", s.disk_bytes_read);
+  count("disk_reads_failed", s.disk_reads_failed);
+  count("prefetches", s.prefetches);
+  count("prefetches_dropped", s.prefetches_dropped);
+  count("corruptions", s.corruptions);
 }
 
 void AddService(const ServiceStats& s, v1::StatsReply* reply) {

@@ -92,9 +92,8 @@ grpc::ServerUnaryReactor* CacheService::Prefetch(Call* call, const Bytes* reques
 
 grpc::ServerUnaryReactor* CacheService::Erase(Call* call, const Bytes* request, Bytes* reply) {
   v1::EraseRequest read;
-  absl::Status status = ReadRequest(*request, context_->stats, &read);
-  absl::StatusOr<ChunkKey> key = status;
-  if (status.ok()) key = FromProto(read.key());
+  if (absl::Status status = ReadRequest(*request, context_->stats, &read); !status.ok()) return Finish(call, status);
+  const absl::StatusOr<ChunkKey> key = FromProto(read.key());
   if (!key.ok()) return Finish(call, key.status());
   *reply = EncodeMessage(v1::EraseReply());
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();

@@ -50,6 +50,29 @@ void LetNextSignalStopAtOnce(const sigset_t& signals) {
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
 }
 
+void LogDisk(const StoreOptions& options, const StoreStats& stats) {
+  if (options.disk_path.empty()) return;
+  Log(LogLevel::kInfo,
+      absl::StrCat("disk: ", options.disk_path, " through ", stats.disk_io_uring != 0 ? "io_uring" : "threads", ", ",
+                   stats.disk_direct != 0 ? "direct" : "buffered", ", bound ", FormatBytes(options.disk_bytes), ", ",
+                   stats.chunks_found, " chunks found, ", FormatBytes(stats.bytes_found)));
+}
+
+// So that the next start finds all that is published.
+void Flush(const ServerOptions& options, Server* server) {
+  if (options.store.disk_path.empty()) return;
+  const absl::Status status = server->Flush(options.flush_grace);
+  const StoreStats stats = server->store()->Stats();
+  if (status.ok()) {
+    Log(LogLevel::kInfo, absl::StrCat("disk: ", options.store.disk_path, " has all ", stats.chunks_published,
+                                      " chunks that are published"));
+  } else {
+    Log(LogLevel::kWarning,
+        absl::StrCat("disk: ", options.store.disk_path, " may lack published chunks after this; of ",
+                     stats.chunks_published, " there are ", stats.chunks_dirty, " not written: ", status.message()));
+  }
+}
+
 int Serve(const ServerOptions& options) {
   KeepFreedMemory();
   const sigset_t signals = StopSignals();
@@ -64,6 +87,7 @@ int Serve(const ServerOptions& options) {
   const std::string addresses = absl::StrJoin((*server)->Addresses(), ", ");
   Log(LogLevel::kInfo, absl::StrCat("kvferryd ", kVersion, " serves on ", addresses, ", memory ",
                                     FormatBytes(options.store.memory_bytes)));
+  LogDisk(options.store, (*server)->store()->Stats());
   printf("kvferryd ready on %s\n", addresses.c_str());
   fflush(stdout);
 
@@ -73,6 +97,7 @@ int Serve(const ServerOptions& options) {
   Log(LogLevel::kInfo, absl::StrCat("kvferryd drains after ", received == SIGINT ? "SIGINT" : "SIGTERM",
                                     "; another one stops it at once"));
   (*server)->Shutdown(options.drain_grace);
+  Flush(options, server->get());
   server->reset();
   Log(LogLevel::kInfo, "kvferryd stopped");
   return 0;

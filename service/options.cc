@@ -57,6 +57,34 @@ absl::Status SetDuration(absl::string_view value, absl::Duration least, absl::Du
   return absl::OkStatus();
 }
 
+absl::Status SetDisk(absl::string_view value, ServerOptions* options) {
+  if (value.empty()) return absl::InvalidArgumentError("expected a folder, as /var/lib/kvferry");
+  options->store.disk_path = std::string(value);
+  return absl::OkStatus();
+}
+
+absl::Status SetDiskKeepFree(absl::string_view value, ServerOptions* options) {
+  if (value == "0") {
+    options->store.disk_keep_free_bytes = 0;
+    return absl::OkStatus();
+  }
+  KVFERRY_ASSIGN_OR_RETURN(options->store.disk_keep_free_bytes, ParseBytes(value));
+  return absl::OkStatus();
+}
+
+// The flags that are of use only together.
+absl::Status ValidateTogether(const StoreOptions& store) {
+  if (!store.disk_path.empty() && store.disk_bytes == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--disk=", store.disk_path, " has no bound, expected --disk-bytes=SIZE with it"));
+  }
+  if (store.disk_path.empty() && store.disk_bytes != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--disk-bytes=", store.disk_bytes, " has no folder, expected --disk=FOLDER with it"));
+  }
+  return absl::OkStatus();
+}
+
 struct Flag {
   const char* name;
   std::function<absl::Status(absl::string_view value, ServerOptions* options)> set;
@@ -76,6 +104,18 @@ std::vector<Flag> Flags(const MemoryLimit& limit) {
          KVFERRY_ASSIGN_OR_RETURN(o->store.policy, ParsePolicy(v));
          return absl::OkStatus();
        }},
+      {"--disk", SetDisk},
+      {"--disk-bytes",
+       [](absl::string_view v, ServerOptions* o) -> absl::Status {
+         KVFERRY_ASSIGN_OR_RETURN(o->store.disk_bytes, ParseBytes(v));
+         return absl::OkStatus();
+       }},
+      {"--disk-keep-free", SetDiskKeepFree},
+      {"--write-policy",
+       [](absl::string_view v, ServerOptions* o) -> absl::Status {
+         KVFERRY_ASSIGN_OR_RETURN(o->store.write_policy, ParseWritePolicy(v));
+         return absl::OkStatus();
+       }},
       {"--live-grace",
        [](absl::string_view v, ServerOptions* o) { return SetDuration(v, kShortest, kLongest, &o->store.live_grace); }},
       {"--reservation-grace",
@@ -87,6 +127,10 @@ std::vector<Flag> Flags(const MemoryLimit& limit) {
       {"--drain-grace",
        [](absl::string_view v, ServerOptions* o) {
          return SetDuration(v, absl::ZeroDuration(), kLongest, &o->drain_grace);
+       }},
+      {"--flush-grace",
+       [](absl::string_view v, ServerOptions* o) {
+         return SetDuration(v, absl::ZeroDuration(), kLongest, &o->flush_grace);
        }},
   };
 }
@@ -129,12 +173,13 @@ absl::StatusOr<CommandLine> ParseCommandLine(absl::Span<const std::string> args,
       return absl::InvalidArgumentError(absl::StrCat(name, "=", value, ": ", std::string(status.message())));
     }
   }
+  KVFERRY_RETURN_IF_ERROR(ValidateTogether(line.options.store));
   KVFERRY_RETURN_IF_ERROR(Validate(line.options.store));
   return line;
 }
 
 std::string HelpText() {
-  return "kvferryd keeps the KV cache of language models in its memory and serves it over gRPC.\n"
+  return "kvferryd keeps the KV cache of language models in memory and on disk and serves it over gRPC.\n"
          "\n"
          "usage: kvferryd [FLAG=VALUE]...\n"
          "\n"
@@ -143,10 +188,18 @@ std::string HelpText() {
          "                            the container has)\n"
          "  --segment=SIZE            unit in which memory is taken from the system (default 64MiB)\n"
          "  --policy=NAME             which published prefixes go first: lru, s3fifo, lfu (default lru)\n"
+         "  --disk=FOLDER             where what memory cannot hold is written, and found again after a restart; no\n"
+         "                            other kvferryd may use it (default none)\n"
+         "  --disk-bytes=SIZE         bound on what is kept there; needed with --disk\n"
+         "  --disk-keep-free=SIZE     left to others on that volume (default 256MiB)\n"
+         "  --write-policy=NAME       when what is published is written: write_back, when memory gives it up;\n"
+         "                            write_through, at once; on_second_hit, as write_back if it was asked for or\n"
+         "                            came again, else it is dropped (default write_back)\n"
          "  --live-grace=TIME         how long the sequences of a lost client are kept (default 10m)\n"
          "  --reservation-grace=TIME  how long its unfinished writes are kept (default 30s)\n"
          "  --heartbeat=TIME          a client silent for three of these is taken to be lost (default 5s)\n"
          "  --drain-grace=TIME        how long calls may go on after SIGTERM (default 2s)\n"
+         "  --flush-grace=TIME        how long writing what is published may take after that (default 20s)\n"
          "  --version, --help\n"
          "\n"
          "SIGTERM or SIGINT drains and stops; a second one stops at once.\n";

@@ -19,6 +19,9 @@ struct ServerOptions {
   StoreOptions store;
   absl::Duration heartbeat = absl::Seconds(5);
   absl::Duration drain_grace = absl::Seconds(2);  // how long calls under way may go on after a drain began
+  // How long writing to disk what is published may take after that. With the drain less than the 30 s after which
+  // Kubernetes kills.
+  absl::Duration flush_grace = absl::Seconds(20);
 };
 
 struct CommandLine {

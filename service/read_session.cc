@@ -17,9 +17,14 @@ ReadSession::ReadSession(Store* store, SessionId session, std::vector<absl::Stat
       keys_(std::move(keys)),
       window_(window == 0 ? kDefaultWindow : std::min(window, kMaxWindow)),
       stats_(stats),
-      on_ready_(std::move(on_ready)) {}
+      on_ready_(std::move(on_ready)),
+      ahead_(keys_.size()) {}
 
 void ReadSession::Fill() {
+  filling_.Kick([this] { FillAsFarAsItGoes(); });
+}
+
+void ReadSession::FillAsFarAsItGoes() {
   size_t index;
   while (TakeNextKey(&index)) {
     const absl::StatusOr<BlockKey>& key = keys_[index];
@@ -27,21 +32,25 @@ void ReadSession::Fill() {
       Arrived(index, key.status());
       continue;
     }
-    store_->Get(session_, *key, [self = shared_from_this(), index](absl::StatusOr<BlockView> view) {
+    store_->Get(session_, *key, given_up_, [self = shared_from_this(), index](absl::StatusOr<BlockView> view) {
       self->Arrived(index, std::move(view));
     });
+    if (!hints_are_of_use_) continue;
+    const std::vector<ChunkKey> hints =
+        ahead_.Reach(index, [this](size_t i) { return keys_[i].ok() ? &keys_[i]->chunk : nullptr; });
+    if (!hints.empty()) hints_are_of_use_ = store_->Prefetch(session_, hints, given_up_);
   }
 }
 
-// Claims the next key if the window has room for it.
+// Claims the next key if the window has room for it. While one is waited for nothing behind it is: blocks that cannot
+// be sent yet would keep the memory that it waits for.
 bool ReadSession::TakeNextKey(size_t* index) {
   MutexLock lock(&mu_);
-  const uint64_t expected = held_ + waiting_ * last_size_;
-  const bool room = slots_.empty() || (expected < window_ && slots_.size() < kMaxSlots);
+  const bool room = slots_.empty() || (!waiting_ && held_ < window_ && slots_.size() < kMaxSlots);
   if (cancelled_ || next_ == keys_.size() || !room) return false;
   *index = next_++;
   slots_.emplace_back();
-  ++waiting_;
+  waiting_ = true;
   return true;
 }
 
@@ -49,7 +58,7 @@ void ReadSession::Arrived(size_t index, absl::StatusOr<BlockView> view) {
   bool notify;
   {
     MutexLock lock(&mu_);
-    --waiting_;
+    waiting_ = false;
     if (cancelled_) return;
     Slot& slot = slots_[index - first_];
     slot.arrived = true;
@@ -57,13 +66,13 @@ void ReadSession::Arrived(size_t index, absl::StatusOr<BlockView> view) {
       slot.view = *std::move(view);
       held_ += slot.view.size();
       stats_->get_bytes_held += slot.view.size();
-      last_size_ = slot.view.size();
     } else {
       slot.status = view.status();
     }
     notify = index == first_;
   }
   if (notify) on_ready_();
+  Fill();
 }
 
 std::vector<GetPiece> ReadSession::Next(uint64_t max_bytes) {
@@ -116,6 +125,7 @@ bool ReadSession::done() const {
 }
 
 void ReadSession::Cancel() {
+  *given_up_ = true;
   std::deque<Slot> dropped;  // their pins go after the lock
   MutexLock lock(&mu_);
   cancelled_ = true;

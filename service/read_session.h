@@ -1,6 +1,7 @@
 // One stream of gets, without any gRPC.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -10,10 +11,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "service/service_stats.h"
+#include "service/stepper.h"
 #include "storage/base/block_view.h"
 #include "storage/base/bytes.h"
 #include "storage/base/key.h"
 #include "storage/base/mutex.h"
+#include "storage/read_ahead.h"
 #include "storage/store.h"
 
 namespace kvferry {
@@ -29,7 +32,7 @@ struct GetPiece {
 
 // Gets blocks in the order of their keys, ahead of the consumer by at most a window of bytes (and always at least one
 // block), and cuts them into batches for one message each. Nothing is copied: pieces refer to the store's memory.
-// Thread-safe; Next by one thread at a time.
+// Chunks that come behind the window are hinted to the store. Thread-safe; Next by one thread at a time.
 class ReadSession : public std::enable_shared_from_this<ReadSession> {
  public:
   static constexpr uint64_t kDefaultWindow = 8 * kMiB;
@@ -49,7 +52,7 @@ class ReadSession : public std::enable_shared_from_this<ReadSession> {
   // The consumer has sent this many bytes that Next gave: the window moves on.
   void Consumed(uint64_t bytes);
   bool done() const;  // Next has given everything
-  // Forgets what was read ahead. Next gives nothing more.
+  // Forgets what was read ahead, and gives up what has not arrived. Next gives nothing more.
   void Cancel();
 
  private:
@@ -62,6 +65,7 @@ class ReadSession : public std::enable_shared_from_this<ReadSession> {
   };
 
   void Fill();
+  void FillAsFarAsItGoes();
   bool TakeNextKey(size_t* index) ABSL_LOCKS_EXCLUDED(mu_);
   void Arrived(size_t index, absl::StatusOr<BlockView> view);
 
@@ -71,14 +75,19 @@ class ReadSession : public std::enable_shared_from_this<ReadSession> {
   const uint64_t window_;
   ServiceStats* const stats_;
   const std::function<void()> on_ready_;
+  const std::shared_ptr<std::atomic<bool>> given_up_ = std::make_shared<std::atomic<bool>>(false);
+
+  Stepper filling_;
+  // Touched by it alone.
+  ReadAhead ahead_;
+  bool hints_are_of_use_ = true;
 
   mutable Mutex mu_;
   std::deque<Slot> slots_ ABSL_GUARDED_BY(mu_);  // of keys [first_, next_)
   size_t first_ ABSL_GUARDED_BY(mu_) = 0;
   size_t next_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t held_ ABSL_GUARDED_BY(mu_) = 0;       // bytes arrived and not consumed
-  size_t waiting_ ABSL_GUARDED_BY(mu_) = 0;      // gets that have not arrived
-  uint64_t last_size_ ABSL_GUARDED_BY(mu_) = 0;  // what the next block is expected to have
+  uint64_t held_ ABSL_GUARDED_BY(mu_) = 0;     // bytes arrived and not consumed
+  bool waiting_ ABSL_GUARDED_BY(mu_) = false;  // the last get that was started has not arrived
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
 };
 

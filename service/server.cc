@@ -1,6 +1,7 @@
 #include "service/server.h"
 
 #include <atomic>
+#include <optional>
 #include <random>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include "service/cache_service.h"
 #include "service/service_context.h"
 #include "service/unix_socket.h"
+#include "storage/base/mutex.h"
 #include "storage/base/status.h"
 
 namespace kvferry {
@@ -148,6 +150,27 @@ void Server::Shutdown(absl::Duration grace) {
   impl_->grpc->Shutdown(absl::ToChronoTime(absl::Now() + kStopGrace));
   impl_->grpc->Wait();
   impl_->grpc.reset();
+}
+
+absl::Status Server::Flush(absl::Duration grace) {
+  struct Answer {
+    Mutex mu;
+    CondVar changed;
+    std::optional<absl::Status> status ABSL_GUARDED_BY(mu);
+  };
+  const auto answer = std::make_shared<Answer>();  // may come after the deadline
+  impl_->store->Flush([answer](absl::Status status) {
+    MutexLock lock(&answer->mu);
+    answer->status = std::move(status);
+    answer->changed.NotifyAll();
+  });
+  const absl::Time deadline = absl::Now() + grace;
+  MutexLock lock(&answer->mu);
+  while (!answer->status.has_value()) {
+    if (!answer->changed.WaitUntil(&answer->mu, deadline) || answer->status.has_value()) continue;
+    return absl::DeadlineExceededError(absl::StrCat("not done within ", absl::FormatDuration(grace)));
+  }
+  return *answer->status;
 }
 
 }  // namespace kvferry

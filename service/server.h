@@ -27,6 +27,8 @@ class Server {
   void Drain();
   // Drain, let calls under way go on for `grace`, end the rest with UNAVAILABLE, stop. Returns when no call is left.
   void Shutdown(absl::Duration grace);
+  // Writes to disk what is published, so that the next start finds it. DEADLINE_EXCEEDED: it takes longer than `grace`.
+  absl::Status Flush(absl::Duration grace);
 
   Store* store();
   const ServiceStats& stats() const;

@@ -53,15 +53,21 @@ absl::Status CheckSlots(const Chunk& chunk, const ChunkLoad::Piece& piece, const
 
 }  // namespace
 
-void Loader::Get(Record* record, size_t layer, GetDone done) {
+void Loader::Get(Record* record, ChunkLoad::Waiter waiter) {
   ChunkLoad* load = Find(record);
   if (load == nullptr) {
     load = Open(record);
-    load->waiters.push_back({layer, std::move(done)});
+    load->waiters.push_back(std::move(waiter));
     Reserver(&state_).Load(record, /*may_wait=*/true);
   } else {
-    load->waiters.push_back({layer, std::move(done)});
+    load->waiters.push_back(std::move(waiter));
   }
+}
+
+bool Loader::IsGivenUp(const Record* record) {
+  const std::vector<ChunkLoad::Waiter>& waiters = Find(record)->waiters;
+  return std::all_of(waiters.begin(), waiters.end(),
+                     [](const ChunkLoad::Waiter& waiter) { return HasGivenUp(waiter.given_up); });
 }
 
 ChunkLoad* Loader::Find(const Record* record) {
@@ -80,11 +86,10 @@ ChunkLoad* Loader::Open(Record* record) {
   return load.get();
 }
 
-void Loader::Prefetch(SessionId session, absl::Span<const ChunkKey> keys) {
-  if (!state_.has_disk) return;
+void Loader::Prefetch(SessionId session, absl::Span<const ChunkKey> keys, const GivenUp& given_up) {
   Step step(&state_);
   for (const ChunkKey& key : keys) {
-    state_.transfers.hints.push_back({session, key});
+    state_.transfers.hints.push_back({session, key, given_up});
     if (state_.transfers.hints.size() <= kMostHints) continue;
     state_.transfers.hints.pop_front();
     ++state_.counters.prefetches_dropped;
@@ -96,7 +101,7 @@ void Loader::FollowHints() {
   Transfers& transfers = state_.transfers;
   while (transfers.hinted_loads < kMostHintedLoads && !transfers.hints.empty()) {
     const Hint hint = transfers.hints.front();
-    const Session* session = state_.sessions.Find(hint.session);
+    const Session* session = HasGivenUp(hint.given_up) ? nullptr : state_.sessions.Find(hint.session);
     Record* record = session == nullptr ? nullptr : state_.FindAny(*session, hint.key);
     if (record != nullptr && record->chunk == nullptr && record->disk && Find(record) == nullptr) {
       ChunkLoad* const load = Open(record);
@@ -130,7 +135,12 @@ void Loader::Begin(Record* record, const Extent& extent) {
 
 void Loader::Arrived(ChunkNumber number, size_t i, const std::shared_ptr<Chunk>& chunk, const absl::Status& status) {
   absl::StatusOr<ChunkHeader> header = absl::UnknownError("not read yet");
-  if (i == 0 && status.ok()) header = DecodeHeader(chunk->Image().subspan(0, chunk->layout().header_bytes));
+  bool blank = false;
+  if (i == 0 && status.ok()) {
+    const ByteView bytes = chunk->Image().subspan(0, chunk->layout().header_bytes);
+    header = DecodeHeader(bytes);
+    blank = !header.ok() && std::all_of(bytes.begin(), bytes.end(), [](uint8_t byte) { return byte == 0; });
+  }
   std::vector<ChunkLoad::Piece> here;  // to be checked now
   std::vector<uint64_t> checksums;
   {
@@ -139,6 +149,7 @@ void Loader::Arrived(ChunkNumber number, size_t i, const std::shared_ptr<Chunk>&
     if (load == nullptr) return;
     ChunkLoad::Piece& piece = load->pieces[i];
     if (!status.ok()) return Fail(number, status, /*lost=*/false);
+    if (blank) return Forget(number);
     if (i == 0) {
       if (absl::Status right = CheckHeader(header, *load->record); !right.ok()) return Fail(number, right, true);
       load->checksums = header->checksums;
@@ -191,6 +202,15 @@ void Loader::Deliver(ChunkLoad* load) {
 void Loader::Refuse(Record* record, const absl::Status& status) {
   Answer(Find(record), status);
   End(Index::NumberOf(*record));
+}
+
+void Loader::Forget(ChunkNumber number) {
+  ChunkLoad* const load = state_.transfers.loads.at(number).get();
+  Record* const record = load->record;
+  Answer(load, absl::NotFoundError(absl::StrCat("get: chunk ", ToString(record->key()), " had been given up")));
+  state_.index.SetChunk(record, nullptr);
+  if (record->published) state_.index.Unpublish(record);
+  End(number);
 }
 
 void Loader::Fail(ChunkNumber number, const absl::Status& status, bool lost) {

@@ -14,14 +14,17 @@ class Loader {
   explicit Loader(StoreState* state) : state_(*state) {}
 
   // A block of a chunk that lies on disk: answered when it has been read, or cannot be.
-  void Get(Record* record, size_t layer, GetDone done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void Get(Record* record, ChunkLoad::Waiter waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
 
   // See Store::Prefetch.
-  void Prefetch(SessionId session, absl::Span<const ChunkKey> keys) ABSL_LOCKS_EXCLUDED(state_.mu);
+  void Prefetch(SessionId session, absl::Span<const ChunkKey> keys, const GivenUp& given_up)
+      ABSL_LOCKS_EXCLUDED(state_.mu);
 
   // The memory that a load waited for: begins to read. Or there is none.
   void Begin(Record* record, const Extent& extent) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void Refuse(Record* record, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // Nobody wants what waits for memory any more.
+  bool IsGivenUp(const Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
 
   // An image has been copied on disk; see DiskTierOptions::moved.
   void Moved(const ImageEntry& image, uint64_t header_seq, DiskPlace from, DiskPlace to) ABSL_LOCKS_EXCLUDED(state_.mu);
@@ -42,6 +45,8 @@ class Loader {
   // Answers those whose layer is there.
   void Deliver(ChunkLoad* load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void Answer(ChunkLoad* load, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // The image's room had been given back, and nobody had said so on disk before the last store was killed.
+  void Forget(ChunkNumber number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // `lost`: the bytes that were read are not the chunk's.
   void Fail(ChunkNumber number, const absl::Status& status, bool lost) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void End(ChunkNumber number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);

@@ -59,6 +59,8 @@ bool Reserver::Load(Record* record, bool may_wait) {
   request.options.group = record->group;
   request.options.deadline = state_.executor->Now() + state_.options.load_patience;
   request.load = record;
+  DropGivenUp();
+  if (!state_.due.empty()) state_.after.push_back([&state = state_] { state.Kick(); });
   if (!state_.queue.HasLoads()) {
     if (const std::optional<std::vector<Extent>> extents = TryAllocate(request, false)) {
       Loader(&state_).Begin(record, extents->front());
@@ -83,10 +85,16 @@ void Reserver::Wait(MemoryRequest request) {
 // Whoever stands first and has gone away must not keep the others waiting, nor have anything evicted for him.
 void Reserver::DropGivenUp() {
   while (!state_.queue.empty()) {
-    const auto& given_up = state_.queue.Front().options.given_up;
-    if (given_up == nullptr || !given_up->load()) return;
-    state_.due.push_back({state_.queue.PopFront().done, absl::CancelledError("reserve: the caller has given up")});
+    const MemoryRequest& front = state_.queue.Front();
+    if (front.load != nullptr ? !Loader(&state_).IsGivenUp(front.load) : !HasGivenUp(front.options.given_up)) return;
+    MemoryRequest request = state_.queue.PopFront();
     --state_.waiting;
+    const absl::Status status = absl::CancelledError("the caller has given up");
+    if (request.load != nullptr) {
+      Loader(&state_).Refuse(request.load, status);
+    } else {
+      state_.due.push_back({std::move(request.done), status});
+    }
   }
 }
 

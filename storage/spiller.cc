@@ -74,8 +74,12 @@ void Spiller::Clean(uint64_t wanted) {
   Transfers& transfers = state_.transfers;
   const Arena::Usage usage = state_.arena->usage();
   const uint64_t free = usage.budget - std::min(usage.budget, usage.used() + usage.reserve);
-  const uint64_t target = std::max(wanted, usage.budget / kReadyShare);
-  while (free + state_.index.ready_bytes() + transfers.cleaning_bytes < target) {
+  // What is free did not help whoever waits: it lies in pieces, or in another tenant's segments.
+  const auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu) {
+    const uint64_t coming = state_.index.ready_bytes() + transfers.cleaning_bytes;
+    return coming >= wanted && free + coming >= usage.budget / kReadyShare;
+  };
+  while (!enough()) {
     Record* record = state_.index.Ranked();
     if (record == nullptr) record = state_.index.Held();
     if (record == nullptr) return;
@@ -180,6 +184,10 @@ void Spiller::Start(ChunkNumber number, const ChunkWrite& write) {
 
 void Spiller::Send(ChunkNumber number, const std::shared_ptr<Chunk>& chunk, const ChunkHeader& header,
                    const ImageEntry& entry) {
+  {
+    Step step(&state_);
+    if (state_.closed) return;
+  }
   const Namespace& ns = *chunk->ns();
   for (size_t layer = 0; layer < header.checksums.size(); ++layer) {
     if (BlockChecksum(chunk->Slot(static_cast<int>(layer))) == header.checksums[layer]) continue;

@@ -15,8 +15,8 @@ class Spiller {
   explicit Spiller(StoreState* state) : state_(*state) {}
 
   // Keeps a share of memory ready to be dropped: takes those that are next to leave it, in their order, writes them if
-  // they are to be kept and are not on disk yet. `wanted`: bytes that somebody waits for. Without a disk it does
-  // nothing.
+  // they are to be kept and are not on disk yet. `wanted`: bytes that somebody waits for, beside what is free. Without
+  // a disk it does nothing.
   void Clean(uint64_t wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
 
   // Writes a chunk that is whole and in memory and not on disk, soon; `cleaning`: so that it can leave memory.

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -47,13 +48,15 @@ struct StoreOptions {
 // INVALID_ARGUMENT naming the option, its value and what was expected.
 absl::Status Validate(const StoreOptions& options);
 
+// Set to true by a caller who has given up waiting: what he asked for then holds nobody else back. Null: never.
+using GivenUp = std::shared_ptr<const std::atomic<bool>>;
+
 struct ReserveOptions {
   uint16_t group = 0;
   uint16_t shard = 0;
   int count = 1;                               // 1 to kMaxChunksInCall
   absl::Time deadline = absl::InfinitePast();  // how long to wait for memory; in the past: not at all
-  // Set to true by the caller who has given up waiting: the request then holds nobody else back. Null: never.
-  std::shared_ptr<const std::atomic<bool>> given_up;
+  GivenUp given_up;
 };
 using ReserveDone = absl::AnyInvocable<void(absl::StatusOr<std::vector<std::unique_ptr<ChunkWriter>>>)>;
 
@@ -91,6 +94,9 @@ struct StoreStats {
            sessions_expired = 0;
   // Of the disk tier; zero without one. Writes and reads are of whole images.
   uint64_t disk_budget_bytes = 0, disk_used_bytes = 0, disk_live_bytes = 0, chunks_on_disk = 0;
+  uint64_t chunks_dirty = 0;                    // published, and not on disk yet
+  uint64_t disk_io_uring = 0, disk_direct = 0;  // 1: transfers go through io_uring; past the page cache
+  uint64_t chunks_found = 0, bytes_found = 0;   // on disk, at start
   uint64_t disk_writes = 0, disk_bytes_written = 0, disk_writes_failed = 0, disk_evictions = 0;
   uint64_t disk_reads = 0, disk_bytes_read = 0, disk_reads_failed = 0, prefetches = 0, prefetches_dropped = 0;
   uint64_t corruptions = 0;  // chunks that were dropped because a checksum did not agree, in memory or on disk
@@ -139,8 +145,9 @@ class Store {
 
   // The block, pinned by the view. NOT_FOUND is a miss: unknown, evicted, unsealed and not ours, another's live chunk,
   // or one whose bytes were lost. A block on disk comes with its chunk, which is read into memory once however many
-  // wait; RESOURCE_EXHAUSTED: there was no memory for it in time.
-  virtual void Get(SessionId session, const BlockKey& key, GetDone done) = 0;
+  // wait; RESOURCE_EXHAUSTED: there was no memory for it in time; CANCELLED: all who waited have given up.
+  virtual void Get(SessionId session, const BlockKey& key, GivenUp given_up, GetDone done) = 0;
+  void Get(SessionId session, const BlockKey& key, GetDone done) { Get(session, key, nullptr, std::move(done)); }
 
   // Longest run of sealed chunks from the front; each is leased to the session (counted, see Release) unless
   // `lease` is false: a probe holds nothing.
@@ -161,8 +168,9 @@ class Store {
   virtual void Release(SessionId session, absl::Span<const ChunkKey> keys) = 0;
 
   // A hint that these will be asked for, in this order: what lies on disk is read into memory, as far as memory can be
-  // had without waiting. Bounded and best effort.
-  virtual void Prefetch(SessionId session, absl::Span<const ChunkKey> keys) = 0;
+  // had without waiting. Bounded and best effort. False: there is no disk, so that no hint is of use.
+  virtual bool Prefetch(SessionId session, absl::Span<const ChunkKey> keys, GivenUp given_up) = 0;
+  bool Prefetch(SessionId session, absl::Span<const ChunkKey> keys) { return Prefetch(session, keys, nullptr); }
 
   // Takes a published chunk's name away; its bytes go when the last lease and view do. NOT_FOUND if there is none. Done
   // when it will not be found again after a restart either.

@@ -41,6 +41,8 @@ absl::Status StoreState::OpenDisk(std::unique_ptr<Folder> folder) {
     const bool first = namespaces.Find(ns->id) == nullptr;
     if (!arena->TryCharge(kRecordBytes + (first ? ns->bytes : 0))) return refused.push_back(found);
     namespaces.Use(ns);
+    ++counters.chunks_found;
+    counters.bytes_found += found.image.blocks * kDiskAlignment;
     const uint32_t seconds = found.image.lifetime.expires;
     index.AddFound(ns.get(), found.image, found.place, found.header_seq,
                    seconds == 0 ? absl::InfiniteFuture() : absl::FromUnixSeconds(seconds));

@@ -26,7 +26,9 @@ class TieredStore : public Store {
   }
   ~TieredStore() override {
     state_->Close([] {});
-    state_->disk = nullptr;  // waits: its threads hold the state, and must not be the last to
+    if (state_->disk == nullptr) return;
+    state_->disk->Wait();    // what is under way still goes through this pointer
+    state_->disk = nullptr;  // its threads hold the state, and must not be the last to
   }
   absl::Status OpenDisk(std::unique_ptr<Folder> folder) { return state_->OpenDisk(std::move(folder)); }
 
@@ -42,13 +44,15 @@ class TieredStore : public Store {
     Reserver(state_.get()).Reserve(session, ns, options, std::move(done));
   }
   absl::Status Publish(SessionId session, const ChunkKey& live, const PublishOptions& options) override;
-  void Get(SessionId session, const BlockKey& key, GetDone done) override;
+  void Get(SessionId session, const BlockKey& key, GivenUp given_up, GetDone done) override;
   absl::StatusOr<Match> Lookup(SessionId session, absl::Span<const ChunkKey> keys, bool lease) override;
   absl::StatusOr<TicketId> Share(SessionId session, absl::Span<const ChunkKey> keys, absl::Duration ttl) override;
   absl::StatusOr<std::vector<ChunkKey>> Redeem(SessionId session, TicketId ticket) override;
   void Release(SessionId session, absl::Span<const ChunkKey> keys) override;
-  void Prefetch(SessionId session, absl::Span<const ChunkKey> keys) override {
-    Loader(state_.get()).Prefetch(session, keys);
+  bool Prefetch(SessionId session, absl::Span<const ChunkKey> keys, GivenUp given_up) override {
+    if (!state_->has_disk) return false;
+    Loader(state_.get()).Prefetch(session, keys, given_up);
+    return true;
   }
   void Erase(SessionId session, const ChunkKey& key, EraseDone done) override;
   void Flush(FlushDone done) override { Spiller(state_.get()).Flush(std::move(done)); }
@@ -61,7 +65,8 @@ class TieredStore : public Store {
  private:
   absl::Status PublishUntil(SessionId session, const ChunkKey& live, const PublishOptions& options, absl::Time expires);
   // The block, or why not; nullopt: it lies on disk, and `done` will be called.
-  std::optional<absl::StatusOr<BlockView>> TryGet(SessionId session, const BlockKey& key, GetDone* done);
+  std::optional<absl::StatusOr<BlockView>> TryGet(SessionId session, const BlockKey& key, GivenUp given_up,
+                                                  GetDone* done);
   // One lease less, if the session has one on the key.
   void ReturnLease(Session* session, const ChunkKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
   bool LeaseTo(Session* session, const ChunkKey& key, Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
@@ -193,11 +198,12 @@ absl::Status TieredStore::PublishUntil(SessionId id, const ChunkKey& live, const
   return absl::OkStatus();
 }
 
-void TieredStore::Get(SessionId session, const BlockKey& key, GetDone done) {
-  if (auto result = TryGet(session, key, &done)) std::move(done)(*std::move(result));
+void TieredStore::Get(SessionId session, const BlockKey& key, GivenUp given_up, GetDone done) {
+  if (auto result = TryGet(session, key, std::move(given_up), &done)) std::move(done)(*std::move(result));
 }
 
-std::optional<absl::StatusOr<BlockView>> TieredStore::TryGet(SessionId id, const BlockKey& key, GetDone* done) {
+std::optional<absl::StatusOr<BlockView>> TieredStore::TryGet(SessionId id, const BlockKey& key, GivenUp given_up,
+                                                             GetDone* done) {
   Step step(state_.get());
   const Session* session = state_->sessions.Find(id);
   if (session == nullptr) return UnknownSession(id);
@@ -214,7 +220,7 @@ std::optional<absl::StatusOr<BlockView>> TieredStore::TryGet(SessionId id, const
   }
   if (key.layer == 0) state_->index.Touch(record);  // whoever reads a chunk begins there
   if (in_memory) return state_->View(record->chunk, key.layer);
-  Loader(state_.get()).Get(record, key.layer, std::move(*done));
+  Loader(state_.get()).Get(record, {key.layer, std::move(given_up), std::move(*done)});
   return std::nullopt;
 }
 
@@ -393,6 +399,9 @@ StoreStats TieredStore::Stats() const {
     stats.disk_budget_bytes = state_->options.disk_bytes;
     stats.disk_used_bytes = disk.bytes;
     stats.disk_live_bytes = disk.live_bytes;
+    stats.chunks_dirty = state_->index.dirty().size();
+    stats.disk_io_uring = state_->disk->folder().io() == "io_uring" ? 1 : 0;
+    stats.disk_direct = state_->disk->folder().direct() ? 1 : 0;
   }
   return stats;
 }

@@ -15,6 +15,8 @@
 
 namespace kvferry {
 
+inline bool HasGivenUp(const GivenUp& given_up) { return given_up != nullptr && given_up->load(); }
+
 // A chunk that is being written, or waits for that. Its record is held.
 struct ChunkWrite {
   Record* record = nullptr;
@@ -36,6 +38,7 @@ struct ChunkLoad {
   };
   struct Waiter {
     size_t layer = 0;
+    GivenUp given_up;
     GetDone done;
   };
   Record* record = nullptr;
@@ -52,6 +55,7 @@ struct ChunkLoad {
 struct Hint {
   SessionId session = 0;
   ChunkKey key;
+  GivenUp given_up;
 };
 
 // Threads: none of its own; the store's mutex guards it.

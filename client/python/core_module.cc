@@ -42,9 +42,12 @@ class PyStore {
   }
 
   static std::unique_ptr<PyStore> Connect(const std::string& url, std::optional<uint64_t> memory,
+                                          const std::string& disk, std::optional<uint64_t> disk_bytes,
                                           std::optional<double> connect_timeout, std::optional<double> heartbeat) {
     ConnectOptions options;
     options.memory_bytes = memory;
+    options.disk_path = disk;
+    options.disk_bytes = disk_bytes;
     if (connect_timeout.has_value()) options.connect_timeout = Argument(*connect_timeout, "connect_timeout");
     if (heartbeat.has_value()) options.heartbeat = Argument(*heartbeat, "heartbeat");
     absl::StatusOr<std::shared_ptr<Transport>> transport = WithoutGil([&] { return kvferry::Connect(url, options); });
@@ -107,7 +110,8 @@ PYBIND11_MODULE(_core, m) {
       .def("_capsule", &PyStore::Capsule);
   m.attr("_interrupts") = py::capsule(reinterpret_cast<void*>(ScopedInterrupt::slot()), kInterruptCapsule);
   m.def("connect", &PyStore::Connect, py::arg("url"), py::kw_only(), py::arg("memory") = py::none(),
-        py::arg("connect_timeout") = py::none(), py::arg("heartbeat") = py::none());
+        py::arg("disk") = "", py::arg("disk_bytes") = py::none(), py::arg("connect_timeout") = py::none(),
+        py::arg("heartbeat") = py::none());
 }
 
 }  // namespace kvferry

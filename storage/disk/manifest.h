@@ -20,7 +20,7 @@
 namespace kvferry {
 
 // One file at a time. It is appended to; at start, and where a frame could not be written, another one takes its place.
-// Thread-safe; only Open and the destructor block.
+// Thread-safe; only Open, Wait and the destructor block.
 class Manifest {
  public:
   // The folder's manifest, or a new one where it has none. FAILED_PRECONDITION: it is of another version. DATA_LOSS:

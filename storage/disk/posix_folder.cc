@@ -301,12 +301,13 @@ class PosixFolder : public Folder {
 
 absl::StatusOr<std::unique_ptr<Folder>> OpenPosixFolder(const PosixFolderOptions& options) {
   PosixCalls calls;
-  std::string why = "threads were asked for";
+  std::string why;
   if (options.io != IoKind::kThreads) calls.engine = NewUringEngine(options.depth, &why);
   if (calls.engine == nullptr && options.io == IoKind::kUring) return absl::UnavailableError(why);
   if (calls.engine == nullptr) calls.engine = NewThreadEngine(options.depth);
-  KVFERRY_LOG(kInfo, absl::StrCat("disk: ", options.path, " through ", calls.engine->name(),
-                                  calls.engine->name() == "io_uring" ? "" : absl::StrCat(", since ", why)));
+  if (!why.empty()) {
+    KVFERRY_LOG(kInfo, absl::StrCat("disk: ", options.path, " goes without io_uring, since ", why));
+  }
   return OpenPosixFolder(options, std::move(calls));
 }
 

@@ -12,6 +12,7 @@
 #include "service/service_context.h"
 #include "storage/base/checksum.h"
 #include "tests/support/child_daemon.h"
+#include "tests/support/disk_folder.h"
 #include "tests/support/transport_contract.h"
 
 namespace kvferry {
@@ -33,9 +34,14 @@ class DaemonHost : public TransportHost {
  public:
   DaemonHost(uint64_t memory_bytes, bool tcp)
       : daemon_({"--memory=" + std::to_string(memory_bytes)}), url_(tcp ? daemon_.tcp_url() : daemon_.unix_url()) {}
+  explicit DaemonHost(const SplitBudget& budget)
+      : daemon_({"--memory=" + std::to_string(budget.memory_bytes), "--disk=" + folder_.path(),
+                 "--disk-bytes=" + std::to_string(budget.disk_bytes), "--disk-keep-free=0"}),
+        url_(daemon_.unix_url()) {}
   std::shared_ptr<Transport> Connect() override { return MustConnect(url_); }
 
  private:
+  const TempFolder folder_;
   ChildDaemon daemon_;
   const std::string url_;
 };
@@ -44,7 +50,12 @@ TransportBackend Backend(const std::string& name, bool tcp) {
   return {name, [tcp](uint64_t memory) { return std::make_unique<DaemonHost>(memory, tcp); }};
 }
 
-INSTANTIATE_TEST_SUITE_P(, TransportContract, ::testing::Values(Backend("unix_socket", false), Backend("tcp", true)),
+INSTANTIATE_TEST_SUITE_P(, TransportContract,
+                         ::testing::Values(Backend("unix_socket", false), Backend("tcp", true),
+                                           TransportBackend{"disk",
+                                                            [](uint64_t bytes) {
+                                                              return std::make_unique<DaemonHost>(SplitBudget(bytes));
+                                                            }}),
                          BackendName);
 
 TEST(GrpcTransportTest, NobodyThereIsUnavailableAndNamed) {

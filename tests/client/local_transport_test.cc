@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "gmock/gmock.h"
+#include "tests/support/disk_folder.h"
 #include "tests/support/transport_contract.h"
 
 namespace kvferry {
@@ -17,16 +18,27 @@ class LocalHost : public TransportHost {
     options.memory_bytes = memory_bytes;
     store_ = *EmbeddedStore::Open(options);
   }
+  explicit LocalHost(const SplitBudget& budget) : folder_(std::make_unique<TempFolder>()) {
+    StoreOptions options;
+    options.memory_bytes = budget.memory_bytes;
+    options.disk_path = folder_->path();
+    options.disk_bytes = budget.disk_bytes;
+    options.disk_keep_free_bytes = 0;
+    store_ = *EmbeddedStore::Open(options);
+  }
   std::shared_ptr<Transport> Connect() override { return *NewLocalTransport(store_); }
 
  private:
+  std::unique_ptr<TempFolder> folder_;
   std::shared_ptr<EmbeddedStore> store_;
 };
 
-INSTANTIATE_TEST_SUITE_P(, TransportContract,
-                         ::testing::Values(TransportBackend{
-                             "local", [](uint64_t memory) { return std::make_unique<LocalHost>(memory); }}),
-                         BackendName);
+INSTANTIATE_TEST_SUITE_P(
+    , TransportContract,
+    ::testing::Values(TransportBackend{"local", [](uint64_t bytes) { return std::make_unique<LocalHost>(bytes); }},
+                      TransportBackend{"local_disk",
+                                       [](uint64_t bytes) { return std::make_unique<LocalHost>(SplitBudget(bytes)); }}),
+    BackendName);
 
 // A stray write of this process into the store's memory is found at the next read.
 TEST(LocalTransportTest, ADamagedBlockIsNotHandedOut) {
@@ -51,6 +63,53 @@ TEST(LocalTransportTest, ConnectsByUrl) {
   EXPECT_EQ((*transport)->url(), "embedded://");
   EXPECT_FALSE((*transport)->fetch_copies());
   EXPECT_NE((*transport)->epoch(), 0u);
+}
+
+TEST(LocalTransportTest, ADiskOutlivesItsStore) {
+  const TempFolder folder;
+  ConnectOptions options;
+  options.memory_bytes = 32 * kMiB;
+  options.disk_path = folder.path();
+  EXPECT_THAT(std::string(Connect("embedded://", options).status().message()),
+              ::testing::HasSubstr("disk is \"" + folder.path() + "\" and disk_bytes is not given"));
+  options.disk_bytes = 64 * kMiB;
+  for (const bool first : {true, false}) {
+    auto transport = Connect("embedded://", options);
+    ASSERT_TRUE(transport.ok()) << transport.status();
+    const NamespaceId ns = Open(transport->get(), SpecOf({5000}));
+    if (first) {
+      const ChunkKey live = PutChunk(transport->get(), ns, 1, 1);
+      ASSERT_EQ((*transport)->Publish(live, {PrefixKey(1), {}}, Soon()), absl::OkStatus());
+      ASSERT_EQ((*transport)->Flush(Soon()), absl::OkStatus());
+      EXPECT_EQ(Connect("embedded://", options).status().code(), absl::StatusCode::kFailedPrecondition)
+          << "another store has the folder";
+    }
+    const auto block = GetOne(transport->get(), {{ns, PrefixKey(1), 0, 0}, 0});
+    ASSERT_TRUE(block.ok()) << block.status();
+    EXPECT_EQ(Bytes(*block), Pattern(1, 5000));
+  }
+  options.disk_path.clear();
+  EXPECT_THAT(std::string(Connect("embedded://", options).status().message()),
+              ::testing::HasSubstr("disk_bytes is 67108864 and disk is not given"));
+}
+
+TEST(LocalTransportTest, AStoreMayGoWhileItWrites) {
+  const TempFolder folder;
+  for (int round = 0; round < 100; ++round) {
+    StoreOptions options;
+    options.memory_bytes = 4 * kMiB;
+    options.disk_path = folder.path();
+    options.disk_bytes = 64 * kMiB;
+    options.disk_keep_free_bytes = 0;
+    options.write_policy = WritePolicy::kWriteThrough;
+    auto transport = *NewLocalTransport(*EmbeddedStore::Open(options));
+    const NamespaceId ns = Open(transport.get(), SpecOf({100'000}));
+    for (uint64_t n = 1; n <= 8; ++n) {
+      const ChunkKey live = PutChunk(transport.get(), ns, 1, n);
+      const absl::Status status = transport->Publish(live, {PrefixKey(n), {}}, Soon());
+      EXPECT_TRUE(status.ok() || absl::IsAlreadyExists(status)) << status;
+    }
+  }
 }
 
 TEST(LocalTransportTest, RefusesOtherUrlsAndOptions) {

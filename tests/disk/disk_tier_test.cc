@@ -111,6 +111,48 @@ TEST_F(DiskTierTest, OfTwoCopiesOneThatIsWholeCounts) {
   }
 }
 
+// A footer names its images for ever; what was erased stays so even when nobody remembers the erasure.
+TEST_F(DiskTierTest, WhatIsErasedStaysErasedInASealedSegment) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  ASSERT_TRUE(Write(EntryOf(1, seq_++)).ok());
+  ASSERT_TRUE(Write(EntryOf(2, seq_++)).ok());
+  ASSERT_EQ(Flush(), absl::OkStatus());
+  Close();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  ASSERT_EQ(Now([&](IoDone done) { tier_->Erase({KeyOf(1)}, seq_++, std::move(done)); }), absl::OkStatus());
+  tier_->Free(found_[2].place, layout_.image_bytes);
+  ASSERT_TRUE(Write(EntryOf(2, seq_++)).ok());  // younger than the erasure
+  ASSERT_TRUE(Write(EntryOf(3, seq_++)).ok());
+  ASSERT_EQ(Flush(), absl::OkStatus());
+  for (int again = 0; again < 3; ++again) {
+    Close(/*killed=*/true);
+    ASSERT_EQ(Open(), absl::OkStatus());
+    EXPECT_EQ(found_.size(), 2u);
+    EXPECT_FALSE(found_.contains(1));
+  }
+  Close();
+}
+
+// A segment that has gone leaves its number to another, but not what was said of its images.
+TEST_F(DiskTierTest, ASegmentsNumberMayComeAgain) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  const auto first = Write(EntryOf(1, seq_++));
+  ASSERT_EQ(Flush(), absl::OkStatus());
+  Close();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  tier_->Free(*first, layout_.image_bytes);
+  ASSERT_EQ(Flush(), absl::OkStatus());
+  Close();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  const auto second = Write(EntryOf(2, seq_++));
+  EXPECT_EQ(*second, *first);
+  ASSERT_EQ(Flush(), absl::OkStatus());
+  Close();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_TRUE(found_.contains(2) && Reads(2, found_[2].place));
+  Close();
+}
+
 TEST_F(DiskTierTest, ANamespaceOfAnotherLayoutIsNotFound) {
   ASSERT_EQ(Open(), absl::OkStatus());
   ImageEntry other = EntryOf(1, seq_++);

@@ -66,6 +66,14 @@ def test_unknown_options_are_refused_by_name():
         kvferry.connect("embedded://", memory="plenty")
     with pytest.raises(kvferry.MismatchError, match=f"memory is {900 << 40} bytes; expected no more than"):
         kvferry.connect("embedded://", memory="900TiB")
+    with pytest.raises(kvferry.MismatchError, match="disk_bytes is not given"):
+        kvferry.connect("embedded://", disk="/nowhere")
+    with pytest.raises(ValueError, match="disk_bytes"):
+        kvferry.connect("embedded://", disk="/nowhere", disk_bytes="plenty")
+    with pytest.raises(TypeError, match="PathLike"):
+        kvferry.connect("embedded://", disk=7, disk_bytes="1GiB")
+    with pytest.raises(kvferry.UnavailableError, match="/nowhere/at/all"):
+        kvferry.connect("embedded://", disk="/nowhere/at/all", disk_bytes="1GiB")
     with pytest.raises(kvferry.MismatchError, match="heartbeat"):
         kvferry.connect("grpc://localhost:7400", heartbeat=0)
     with pytest.raises(TypeError, match="int"):

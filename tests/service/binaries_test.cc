@@ -13,11 +13,13 @@
 #include "tests/service/process.h"
 #include "tests/service/raw_caller.h"
 #include "tests/service/raw_client.h"
+#include "tests/support/disk_folder.h"
 
 namespace kvferry {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -217,9 +219,33 @@ TEST_F(BinariesTest, WrongArgumentsAreExplained) {
   const auto daemon = Daemon({"--memory=1000TiB"});
   EXPECT_EQ(daemon->Wait(), 2);
   EXPECT_THAT(daemon->err, AllOf(HasSubstr("--memory=1000TiB"), HasSubstr("this machine or container has")));
+  const auto nowhere = Daemon({"--disk=/nowhere/at/all", "--disk-bytes=64MiB"});
+  EXPECT_EQ(nowhere->Wait(), 1);
+  EXPECT_THAT(nowhere->err, HasSubstr("make folder /nowhere/at/all"));
   const auto help = Daemon({"--help"});
   EXPECT_EQ(help->Wait(), 0);
   EXPECT_THAT(help->out, HasSubstr("--reservation-grace=TIME"));
+}
+
+TEST_F(BinariesTest, TheDiskIsSaidAtStartAndShownByCtl) {
+  const TempFolder folder;
+  const std::string path = folder.path() + "/disk";
+  const auto daemon = ReadyDaemon({"--disk=" + path, "--disk-bytes=64MiB"});
+  std::string out, err;
+  EXPECT_EQ(Ctl({"--server=" + url_, "stats"}, &out, &err), 0) << err;
+  EXPECT_THAT(out, ContainsRegex("disk_budget_bytes +64.00 MiB"));
+  EXPECT_THAT(out, AllOf(ContainsRegex("disk_used_bytes +0\n"), ContainsRegex("chunks_found +0\n"),
+                         HasSubstr("disk_io_uring"), HasSubstr("disk_direct"), HasSubstr("disk_bytes_written")));
+  // Another one on the same folder, with a socket of its own.
+  Process second({KVFERRYD, "--listen=" + url_ + ".2", "--memory=64MiB", "--disk=" + path, "--disk-bytes=64MiB"});
+  EXPECT_EQ(second.Wait(), 1);
+  EXPECT_THAT(second.err, AllOf(HasSubstr("folder " + path), HasSubstr("in use by another process")));
+  daemon->Signal(SIGTERM);
+  EXPECT_EQ(daemon->Wait(), 0) << daemon->err;
+  EXPECT_THAT(daemon->err, ContainsRegex("disk: " + path +
+                                         " through (io_uring|threads), (direct|buffered), bound 64 "
+                                         "MiB, 0 chunks found, 0 B"));
+  EXPECT_THAT(daemon->err, HasSubstr("disk: " + path + " has all 0 chunks that are published"));
 }
 
 TEST_F(BinariesTest, CtlShowsStatsAndChunks) {

@@ -53,6 +53,30 @@ TEST(CommandLine, ReadsItsFlagsInBothForms) {
   EXPECT_EQ(Parse({"--version"})->action, CommandLine::Action::kShowVersion);
 }
 
+TEST(CommandLine, ADiskHasAFolderAndABound) {
+  const auto line = Parse({"--disk=/var/lib/kvferry", "--disk-bytes=100GiB", "--disk-keep-free", "1GiB",
+                           "--write-policy=on_second_hit", "--flush-grace=5s"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->options.store.disk_path, "/var/lib/kvferry");
+  EXPECT_EQ(line->options.store.disk_bytes, 100 * kGiB);
+  EXPECT_EQ(line->options.store.disk_keep_free_bytes, kGiB);
+  EXPECT_EQ(line->options.store.write_policy, WritePolicy::kOnSecondHit);
+  EXPECT_EQ(line->options.flush_grace, absl::Seconds(5));
+  EXPECT_EQ(Parse({"--disk-keep-free=0"})->options.store.disk_keep_free_bytes, 0u);
+  EXPECT_EQ(Parse({})->options.store.disk_path, "");
+
+  EXPECT_THAT(Error({"--disk=/d"}), AllOf(HasSubstr("--disk=/d"), HasSubstr("expected --disk-bytes=SIZE")));
+  EXPECT_THAT(Error({"--disk-bytes=1GiB"}),
+              AllOf(HasSubstr("--disk-bytes=1073741824"), HasSubstr("expected --disk=FOLDER")));
+  EXPECT_THAT(Error({"--disk=", "--disk-bytes=1GiB"}), AllOf(HasSubstr("--disk=: "), HasSubstr("expected a folder")));
+  EXPECT_THAT(Error({"--disk=/d", "--disk-bytes=0"}), HasSubstr("--disk-bytes=0: expected a size"));
+  EXPECT_THAT(Error({"--disk=/d", "--disk-bytes=64KiB"}), HasSubstr("disk_bytes is 65536, expected 1048576"));
+  EXPECT_THAT(Error({"--disk-keep-free=-1"}), HasSubstr("--disk-keep-free=-1: expected a size"));
+  EXPECT_THAT(Error({"--write-policy=never"}),
+              AllOf(HasSubstr("\"never\""), HasSubstr("write_back, write_through or on_second_hit")));
+  EXPECT_THAT(Error({"--flush-grace=-1s"}), HasSubstr("a time of 0 to 8760h"));
+}
+
 TEST(CommandLine, ErrorsNameFlagValueAndWhatWasExpected) {
   EXPECT_THAT(Error({"--memory=lots"}), AllOf(HasSubstr("--memory=lots"), HasSubstr("4GiB")));
   EXPECT_THAT(Error({"--memory=0"}), HasSubstr("--memory=0"));

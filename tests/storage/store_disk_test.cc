@@ -143,6 +143,43 @@ TEST_F(StoreDisk, ALostByteIsAMissAndCounted) {
   }
 }
 
+// The room of an image is given back at once; that it was is known after a kill only if something was flushed since.
+TEST_F(StoreDisk, WhatWasGivenUpBeforeAKillIsAMissAndNoCorruption) {
+  Begin(12);
+  for (uint64_t id = 1; id <= 10; ++id) PublishedOne(session_, ns_, id);
+  ASSERT_TRUE(Flush().ok());
+  Close();
+  OpenAgain();
+  Begin();
+  const uint64_t before = disk_.AllocatedBytes();
+  for (uint64_t id = 1; id <= 9; ++id) store_->Erase(session_, Prefix(ns_, id), [](const absl::Status&) {});
+  while (disk_.AllocatedBytes() >= before) ASSERT_TRUE(scheduler_->RunOne());
+  disk_.faults.crash_after = disk_.operations();
+  Close();
+  OpenAgain();
+  Begin();
+  EXPECT_GT(Stats().chunks_found, 1u) << "the kill came before any erasure was on disk";
+  uint64_t held = 0;
+  for (uint64_t id = 1; id <= 10; ++id) held += Holds(session_, Prefix(ns_, id), id) ? 1 : 0;
+  EXPECT_LT(held, 10u);
+  EXPECT_EQ(Stats().corruptions + Stats().disk_reads_failed, 0u);
+  EXPECT_EQ(Stats().chunks_published, held);
+}
+
+// Free memory in pieces is of no use to a chunk that is larger than each of them: more is spilled.
+TEST_F(StoreDisk, FreeMemoryInPiecesKeepsNobodyWaiting) {
+  Begin(16);
+  const NamespaceId small = Namespace(session_, SmallSpec(2, 4, 64, 4));
+  std::vector<ChunkKey> live;
+  while (Stats().memory_used_bytes < Stats().memory_budget_bytes / 10 * 9) live.push_back(LiveOne(session_, small, 1));
+  ASSERT_EQ(Stats().disk_writes, 0u);
+  std::vector<ChunkKey> every_third;
+  for (size_t i = 0; i < live.size(); i += 3) every_third.push_back(live[i]);
+  store_->Release(session_, every_third);
+  Settle();
+  for (uint64_t id = 1; id <= 12; ++id) LiveOne(session_, ns_, id);
+}
+
 TEST_F(StoreDisk, ADiskThatFailsIsNoDisk) {
   Begin(4);
   disk_.faults.out_of = 1;

@@ -16,7 +16,7 @@ using Code = absl::StatusCode;
 
 TEST_P(TransportContract, OddSizesComeBackAsTheyWentIn) {
   const std::vector<uint32_t> sizes = {1, 3, 63, 64, 65, 4095, 4096, 4097, 16385, 98304, 1048575, 1048577};
-  auto host = GetParam().open(64 * kMiB);
+  auto host = GetParam().open(128 * kMiB);
   auto transport = host->Connect();
   const NamespaceId ns = Open(transport.get(), SpecOf(sizes));
   const ChunkKey chunk = PutChunk(transport.get(), ns, static_cast<int>(sizes.size()), 7);
@@ -259,7 +259,7 @@ TEST_P(TransportContract, EachKeyOfAFetchGetsItsOwnAnswer) {
 // B45: a block larger than any message.
 TEST_P(TransportContract, BlocksLargerThanAMessage) {
   for (const uint32_t size : {uint32_t{4 * kMiB - 1}, uint32_t{4 * kMiB + 1}, uint32_t{8 * kMiB + kKiB + 1}}) {
-    auto host = GetParam().open(256 * kMiB);
+    auto host = GetParam().open(512 * kMiB);
     auto transport = host->Connect();
     const NamespaceId ns = Open(transport.get(), SpecOf({size, 100}));
     const ChunkKey chunk = PutChunk(transport.get(), ns, 2, size);
@@ -373,7 +373,7 @@ TEST_P(TransportContract, AnAbandonedWriterLeavesNothing) {
 }
 
 TEST_P(TransportContract, AFetchMayBeDroppedInTheMiddle) {
-  auto host = GetParam().open(256 * kMiB);
+  auto host = GetParam().open(512 * kMiB);
   auto transport = host->Connect();
   const NamespaceId ns = Open(transport.get(), SpecOf(std::vector<uint32_t>(8, 1 << 20)));
   const ChunkKey chunk = PutChunk(transport.get(), ns, 8, 1);
@@ -386,6 +386,43 @@ TEST_P(TransportContract, AFetchMayBeDroppedInTheMiddle) {
   absl::StatusOr<BlockView> block = GetOne(transport.get(), {chunk, 5});
   ASSERT_TRUE(block.ok()) << block.status();
   EXPECT_EQ(Bytes(*block), Pattern(6, 1 << 20));
+}
+
+// More chunks than the memory of a store with a disk, live ones and published ones; layer by layer, as a cache reads.
+TEST_P(TransportContract, ManyChunksComeBackInAnyOrder) {
+  constexpr uint64_t kChunks = 60;
+  auto host = GetParam().open(64 * kMiB);
+  auto transport = host->Connect();
+  const NamespaceId ns = Open(transport.get(), SpecOf({70'000, 40'000}));
+  std::vector<ChunkKey> live, chunks;
+  for (uint64_t n = 1; n <= kChunks; ++n) {
+    live.push_back(PutChunk(transport.get(), ns, 2, 10 * n));
+    if (n % 2 == 0) {
+      chunks.push_back(live.back());
+      continue;
+    }
+    const Id128 parent = n > 2 ? PrefixKey(n - 2) : Id128{};
+    ASSERT_EQ(transport->Publish(live.back(), {PrefixKey(n), parent}, Soon()), absl::OkStatus());
+    chunks.push_back({ns, PrefixKey(n), 0, 0});
+  }
+  std::vector<BlockKey> keys;
+  for (const uint16_t layer : {0, 1}) {
+    for (const ChunkKey& chunk : chunks) keys.push_back({chunk, layer});
+  }
+  transport->Prefetch({chunks.data(), 5});
+  { auto dropped = transport->Fetch(keys, Soon()); }
+  auto stream = transport->Fetch(keys, Soon());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    absl::StatusOr<BlockView> block = stream->Next();
+    ASSERT_TRUE(block.ok()) << i << " " << block.status();
+    EXPECT_EQ(Bytes(*block), Pattern(10 * (i % kChunks + 1) + i / kChunks, i < kChunks ? 70'000 : 40'000)) << i;
+  }
+  transport->Release(live, transport->epoch());
+  for (uint64_t n = 1; n <= kChunks; ++n) {
+    if (n % 2 == 0) AwaitMiss(transport.get(), {live[n - 1], 0});
+  }
+  EXPECT_EQ(transport->Flush(Soon()), absl::OkStatus());
+  EXPECT_TRUE(GetOne(transport.get(), {chunks[0], 1}).ok());
 }
 
 TEST_P(TransportContract, WrongUseIsRefusedByName) {

@@ -27,6 +27,14 @@ struct TransportBackend {
 
 inline void PrintTo(const TransportBackend& backend, std::ostream* out) { *out << backend.name; }
 
+// The same budget as one of memory and disk: what a test puts leaves memory and comes back. Where the budget is there
+// to be exhausted the disk adds next to nothing to it.
+struct SplitBudget {
+  explicit SplitBudget(uint64_t bytes)
+      : memory_bytes(bytes >= 64 * kMiB ? bytes / 32 : bytes), disk_bytes(bytes >= 64 * kMiB ? bytes : kMiB) {}
+  uint64_t memory_bytes, disk_bytes;
+};
+
 class TransportContract : public ::testing::TestWithParam<TransportBackend> {};
 
 inline std::string BackendName(const ::testing::TestParamInfo<TransportBackend>& info) { return info.param.name; }

@@ -11,7 +11,7 @@ from .sizes import format_size, parse_seconds, parse_size
 
 _EMBEDDED = "embedded://"
 _OPTIONS = {
-    _EMBEDDED: ("memory",),
+    _EMBEDDED: ("memory", "disk", "disk_bytes"),
     "unix://": ("connect_timeout", "heartbeat"),
     "grpc://": ("connect_timeout", "heartbeat"),
 }
@@ -99,7 +99,8 @@ class Store:
 def connect(url: str | None = None, **options) -> Store:
     """Connects to a store.
 
-        embedded://            a store in this process; option memory: its budget, bytes or text such as "2GiB"
+        embedded://            a store in this process; option memory: its budget, bytes or text such as "2GiB";
+                               disk, disk_bytes: a folder of its own for what memory cannot hold, and its bound
         unix:///path.sock      kvferryd on this machine; options connect_timeout (10) and heartbeat (5), in seconds
         grpc://host:port       kvferryd anywhere; the same options
 
@@ -118,8 +119,11 @@ def connect(url: str | None = None, **options) -> Store:
             raise TypeError(f"connect: {url} has no option {name!r}, expected {' or '.join(known)}")
     if known is None:
         options = {}  # the URL is refused by name below
-    if "memory" in options:
-        options["memory"] = parse_size(options["memory"], "memory")
+    for name in ("memory", "disk_bytes"):
+        if name in options:
+            options[name] = parse_size(options[name], name)
+    if "disk" in options:
+        options["disk"] = os.fsdecode(options["disk"])
     for name in ("connect_timeout", "heartbeat"):
         if name in options:
             options[name] = parse_seconds(options[name], name)
