@@ -252,23 +252,27 @@ Record* Loader::OwnerOf(const ImageEntry& image, DiskPlace place) {
   return record;
 }
 
-void Loader::Moved(const ImageEntry& image, uint64_t header_seq, DiskPlace from, DiskPlace to) {
+void Loader::Moved(const ImageEntry& image, uint64_t header_seq, DiskPlace from, const absl::StatusOr<DiskPlace>& to) {
   const uint64_t bytes = image.blocks * kDiskAlignment;
   Step step(&state_);
   if (state_.closed) return;
   Record* const record = OwnerOf(image, from);
   if (record == nullptr) {
-    if (to) state_.disk->Free(to, bytes);
+    if (to.ok()) state_.disk->Free(*to, bytes);
     return;
   }
   ChunkLoad* const load = Find(record);
   if (load != nullptr) load->moved = true;
-  if (to) {
-    state_.index.SetDisk(record, to, header_seq);
-  } else if (record->chunk != nullptr && record->chunk->whole()) {
-    state_.index.SetDisk(record, {}, 0);
-  } else {
+  if (to.ok()) {
+    state_.index.SetDisk(record, *to, header_seq);
+  } else if (absl::IsDataLoss(to.status()) && (record->chunk == nullptr || !record->chunk->whole())) {
     Spiller(&state_).Lose(record, "its image on disk");
+  } else {
+    ++state_.counters.disk_reads_failed;
+    state_.index.Hold(record);
+    state_.index.SetDisk(record, {}, 0);
+    if (record->published && record->chunk == nullptr) state_.index.Unpublish(record);
+    state_.index.Unhold(record);
   }
   if (load == nullptr) state_.disk->Free(from, bytes);
 }

@@ -27,7 +27,8 @@ class Loader {
   bool IsGivenUp(const Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
 
   // An image has been copied on disk; see DiskTierOptions::moved.
-  void Moved(const ImageEntry& image, uint64_t header_seq, DiskPlace from, DiskPlace to) ABSL_LOCKS_EXCLUDED(state_.mu);
+  void Moved(const ImageEntry& image, uint64_t header_seq, DiskPlace from, const absl::StatusOr<DiskPlace>& to)
+      ABSL_LOCKS_EXCLUDED(state_.mu);
 
   // Follows hints as far as there is memory.
   void FollowHints() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);

@@ -28,7 +28,7 @@ absl::Status StoreState::OpenDisk(std::unique_ptr<Folder> folder) {
     if (const std::shared_ptr<StoreState> state = weak.lock()) Spiller(state.get()).Resume();
   };
   disk_options.moved = [weak = weak_from_this()](const ImageEntry& image, uint64_t header_seq, DiskPlace from,
-                                                 DiskPlace to) {
+                                                 const absl::StatusOr<DiskPlace>& to) {
     if (const std::shared_ptr<StoreState> state = weak.lock()) Loader(state.get()).Moved(image, header_seq, from, to);
   };
   std::vector<DiskTier::Found> refused;

@@ -27,8 +27,9 @@ struct DiskTierOptions {
   // segment could not be synced, or is nearly empty on a file system that has no holes. `image` is what it is by now,
   // `header_seq` what its own header says. Both places can be read until the owner answers, at any later time, by
   // Free(from) if the chunk lies at `to` for it from now on, or by Free(to) if it has no use for that, because it
-  // freed `from` before it was told. If the image is not whole any more `to` is nowhere and `header_seq` 0: the chunk
-  // is lost, and the answer is Free(from), if that has not been freed. If it is empty images stay where they are.
+  // freed `from` before it was told. Where `to` is an error, and `header_seq` 0, the
+  // chunk is lost (DATA_LOSS: the bytes are not its own any more; else they cannot be read), and the answer is
+  // Free(from), if that has not been freed. If it is empty images stay where they are.
   Relocator::Moved moved;
   // Told that room has come back, on a thread of the folder's and under no lock. May be empty.
   std::function<void()> freed;

@@ -14,6 +14,7 @@ namespace kvferry {
 namespace {
 
 constexpr size_t kAtATime = 8;  // images that share a sync
+constexpr int kReads = 3;       // of an image, before it is lost
 
 uint64_t BytesOf(const ImageEntry& image) { return uint64_t{image.blocks} * kDiskAlignment; }
 
@@ -110,6 +111,7 @@ bool Relocator::NextSegment() {
     absl::StatusOr<std::vector<ImageEntry>> images = log_->Images(segment_);
     if (images.ok()) {
       images_.assign(images->begin(), images->end());
+      unread_.clear();
       return true;
     }
     if (absl::IsNotFound(images.status())) continue;  // all that was there has been freed
@@ -131,10 +133,15 @@ void Relocator::Read(const ImageEntry& image, DiskPlace from) {
       images_.push_front(image);
       return Next();
     }
+    if (!read.ok() && ++unread_[image.block] < kReads) {
+      images_.push_back(image);
+      Stall(read);
+      return copies_.empty() ? Finish() : Settle();
+    }
     absl::StatusOr<ChunkHeader> header = read.ok() ? Check(resolved, bytes->view()) : std::move(read);
     if (!header.ok()) {
       KVFERRY_LOG(kError, absl::StrCat("disk: a chunk is lost: ", header.status().message()));
-      moved_(resolved, 0, from, DiskPlace{});
+      moved_(resolved, 0, from, header.status());
       return Next();
     }
     ImageEntry entry;  // as the header has it; what the manifest says of it is said of the copy as well

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -25,7 +26,8 @@ namespace kvferry {
 class Relocator {
  public:
   // See DiskTierOptions::moved. If it is empty nothing is moved.
-  using Moved = std::function<void(const ImageEntry& image, uint64_t header_seq, DiskPlace from, DiskPlace to)>;
+  using Moved = std::function<void(const ImageEntry& image, uint64_t header_seq, DiskPlace from,
+                                   const absl::StatusOr<DiskPlace>& to)>;
 
   Relocator(SegmentLog* log, Manifest* manifest, Folder* folder, Moved moved)
       : log_(log), manifest_(manifest), folder_(folder), moved_(std::move(moved)) {}
@@ -78,9 +80,10 @@ class Relocator {
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 
   // Of the run: there is one at a time.
-  uint32_t segment_ = 0;           // that images_ are of; 0: none
-  std::deque<ImageEntry> images_;  // still to be moved
-  std::vector<Copy> copies_;       // written, and not yet told
+  uint32_t segment_ = 0;            // that images_ are of; 0: none
+  std::deque<ImageEntry> images_;   // still to be moved
+  std::vector<Copy> copies_;        // written, and not yet told
+  std::map<uint32_t, int> unread_;  // reads of the segment's images that have failed, by block
 };
 
 }  // namespace kvferry

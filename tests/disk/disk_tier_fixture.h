@@ -35,7 +35,9 @@ class DiskTierTest : public testing::Test {
     DiskTierOptions options;
     options.bytes = kMiB;
     options.keep_free_bytes = 0;
-    options.moved = [this](const ImageEntry& image, uint64_t header_seq, DiskPlace from, DiskPlace to) {
+    options.moved = [this](const ImageEntry& image, uint64_t header_seq, DiskPlace from,
+                           const absl::StatusOr<DiskPlace>& there) {
+      const DiskPlace to = there.value_or(DiskPlace{});
       moved_({image, header_seq, from, to});
     };
     found_.clear();

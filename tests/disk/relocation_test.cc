@@ -325,7 +325,8 @@ TEST_F(RelocationThreadsTest, NothingIsLost) {
   Mutex mu;
   std::map<uint64_t, DiskPlace> places;
   int moves = 0;
-  options.moved = [&](const ImageEntry& image, uint64_t, DiskPlace from, DiskPlace to) {
+  options.moved = [&](const ImageEntry& image, uint64_t, DiskPlace from, const absl::StatusOr<DiskPlace>& there) {
+    const DiskPlace to = there.value_or(DiskPlace{});
     bool ours = false;
     {
       MutexLock lock(&mu);
