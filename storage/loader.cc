@@ -262,19 +262,23 @@ void Loader::Moved(const ImageEntry& image, uint64_t header_seq, DiskPlace from,
     return;
   }
   ChunkLoad* const load = Find(record);
-  if (load != nullptr) load->moved = true;
   if (to.ok()) {
     state_.index.SetDisk(record, *to, header_seq);
-  } else if (absl::IsDataLoss(to.status()) && (record->chunk == nullptr || !record->chunk->whole())) {
+  } else if (record->chunk != nullptr && record->chunk->whole()) {
+    state_.index.SetDisk(record, {}, 0);
+  } else if (absl::IsDataLoss(to.status())) {
     Spiller(&state_).Lose(record, "its image on disk");
   } else {
     ++state_.counters.disk_reads_failed;
-    state_.index.Hold(record);
-    state_.index.SetDisk(record, {}, 0);
-    if (record->published && record->chunk == nullptr) state_.index.Unpublish(record);
-    state_.index.Unhold(record);
+    // As when it is asked for: whoever holds it may find it readable one day, others had better write it anew.
+    if (load == nullptr && record->published && !record->live && record->leases == 0) state_.index.Unpublish(record);
+    return;
   }
-  if (load == nullptr) state_.disk->Free(from, bytes);
+  if (load != nullptr) {
+    load->moved = true;
+  } else {
+    state_.disk->Free(from, bytes);
+  }
 }
 
 void Loader::End(ChunkNumber number) {

@@ -29,7 +29,7 @@ struct DiskTierOptions {
   // Free(from) if the chunk lies at `to` for it from now on, or by Free(to) if it has no use for that, because it
   // freed `from` before it was told. Where `to` is an error, and `header_seq` 0, the
   // chunk is lost (DATA_LOSS: the bytes are not its own any more; else they cannot be read), and the answer is
-  // Free(from), if that has not been freed. If it is empty images stay where they are.
+  // Free(from), whenever the owner gives it up, if that has not been freed. If it is empty images stay where they are.
   Relocator::Moved moved;
   // Told that room has come back, on a thread of the folder's and under no lock. May be empty.
   std::function<void()> freed;
