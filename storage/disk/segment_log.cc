@@ -264,7 +264,8 @@ void SegmentLog::Free(DiskPlace place, uint64_t bytes) {
 }
 
 void SegmentLog::RemoveIfEmpty(const SegmentPtr& segment) {
-  if (!segment->sealed || segment->live_blocks != 0 || segments_.erase(segment->number) == 0) return;
+  if (!segment->sealed || segment->live_blocks != 0 || unread_.contains(segment->number)) return;
+  if (segments_.erase(segment->number) == 0) return;
   freeing_ += segment->allocated;
   Post([this, segment] {
     const absl::Status status = folder_->Remove(NameOf(segment->number));
