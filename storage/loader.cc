@@ -54,6 +54,7 @@ absl::Status CheckSlots(const Chunk& chunk, const ChunkLoad::Piece& piece, const
 }  // namespace
 
 void Loader::Get(Record* record, ChunkLoad::Waiter waiter) {
+  state_.AssertHeld();
   ChunkLoad* load = Find(record);
   if (load == nullptr) {
     load = Open(record);
@@ -65,6 +66,7 @@ void Loader::Get(Record* record, ChunkLoad::Waiter waiter) {
 }
 
 bool Loader::IsGivenUp(const Record* record) {
+  state_.AssertHeld();
   const std::vector<ChunkLoad::Waiter>& waiters = Find(record)->waiters;
   return std::all_of(waiters.begin(), waiters.end(),
                      [](const ChunkLoad::Waiter& waiter) { return HasGivenUp(waiter.given_up); });
@@ -98,6 +100,7 @@ void Loader::Prefetch(SessionId session, absl::Span<const ChunkKey> keys, const 
 }
 
 void Loader::FollowHints() {
+  state_.AssertHeld();
   Transfers& transfers = state_.transfers;
   while (transfers.hinted_loads < kMostHintedLoads && !transfers.hints.empty()) {
     const Hint hint = transfers.hints.front();
@@ -115,6 +118,7 @@ void Loader::FollowHints() {
 }
 
 void Loader::Begin(Record* record, const Extent& extent) {
+  state_.AssertHeld();
   ChunkLoad& load = *Find(record);
   load.chunk = std::make_shared<Chunk>(state_.arena, extent, state_.namespaces.Find(record->ns->id), record->key());
   state_.index.SetChunk(record, load.chunk);
@@ -200,6 +204,7 @@ void Loader::Deliver(ChunkLoad* load) {
 }
 
 void Loader::Refuse(Record* record, const absl::Status& status) {
+  state_.AssertHeld();
   Answer(Find(record), status);
   End(Index::NumberOf(*record));
 }

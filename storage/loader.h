@@ -8,30 +8,31 @@
 namespace kvferry {
 
 // The operations on StoreState that read chunks from disk: one read of each, however many wait, and its layers can be
-// read as they arrive. Holds nothing itself. All that takes the lock needs a Step.
+// read as they arrive. Holds nothing itself. REQUIRES: the store's mutex is held, unless it is excluded. All that takes
+// the lock needs a Step.
 class Loader {
  public:
   explicit Loader(StoreState* state) : state_(*state) {}
 
   // A block of a chunk that lies on disk: answered when it has been read, or cannot be.
-  void Get(Record* record, ChunkLoad::Waiter waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void Get(Record* record, ChunkLoad::Waiter waiter);
 
   // See Store::Prefetch.
   void Prefetch(SessionId session, absl::Span<const ChunkKey> keys, const GivenUp& given_up)
       ABSL_LOCKS_EXCLUDED(state_.mu);
 
   // The memory that a load waited for: begins to read. Or there is none.
-  void Begin(Record* record, const Extent& extent) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
-  void Refuse(Record* record, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void Begin(Record* record, const Extent& extent);
+  void Refuse(Record* record, const absl::Status& status);
   // Nobody wants what waits for memory any more.
-  bool IsGivenUp(const Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  bool IsGivenUp(const Record* record);
 
   // An image has been copied on disk; see DiskTierOptions::moved.
   void Moved(const ImageEntry& image, uint64_t header_seq, DiskPlace from, const absl::StatusOr<DiskPlace>& to)
       ABSL_LOCKS_EXCLUDED(state_.mu);
 
   // Follows hints as far as there is memory.
-  void FollowHints() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  void FollowHints();
 
  private:
   // Whose image lies there; nullptr: nobody's any more.

@@ -54,6 +54,7 @@ void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOp
 }
 
 bool Reserver::Load(Record* record, bool may_wait) {
+  state_.AssertHeld();
   MemoryRequest request;
   request.ns = state_.namespaces.Find(record->ns->id);
   request.options.group = record->group;

@@ -9,7 +9,8 @@
 
 namespace kvferry {
 
-// The operations on StoreState that grant reservations. Holds nothing itself.
+// The operations on StoreState that grant reservations. Holds nothing itself. REQUIRES: the store's mutex is held,
+// unless it is excluded.
 class Reserver {
  public:
   using Writers = std::vector<std::unique_ptr<ChunkWriter>>;
@@ -21,7 +22,7 @@ class Reserver {
       ABSL_LOCKS_EXCLUDED(state_.mu);
 
   // Memory for a chunk on disk: Loader::Begin or Refuse is told. False: there is none now, and it may not wait.
-  bool Load(Record* record, bool may_wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  bool Load(Record* record, bool may_wait);
 
   // Grants what waits, first come first served, as far as memory goes; runs due answers; unmaps what was retired.
   void Pump() ABSL_LOCKS_EXCLUDED(state_.mu);

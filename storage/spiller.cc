@@ -47,18 +47,24 @@ class FlushAnswer {
 }  // namespace
 
 bool Spiller::IsWanted(const Record& record) const {
+  state_.AssertHeld();
   return state_.options.write_policy != WritePolicy::kOnSecondHit || record.used_again || record.family.children > 0;
 }
 
-bool Spiller::IsPaused() const { return state_.executor->Now() < state_.transfers.paused_until; }
+bool Spiller::IsPaused() const {
+  state_.AssertHeld();
+  return state_.executor->Now() < state_.transfers.paused_until;
+}
 
 void Spiller::Remember(const Record& record) {
+  state_.AssertHeld();
   if (state_.options.write_policy != WritePolicy::kOnSecondHit) return;
   const uint64_t capacity = (state_.options.memory_bytes + state_.options.disk_bytes) / record.layout().image_bytes;
   state_.transfers.seen.Add(NameOf(record), std::min(capacity, state_.options.memory_bytes / kBytesForName));
 }
 
 void Spiller::Published(Record* record) {
+  state_.AssertHeld();
   if (!state_.has_disk) return;
   if (state_.options.write_policy == WritePolicy::kOnSecondHit && state_.transfers.seen.Take(NameOf(*record))) {
     Index::SetUsedAgain(record);
@@ -70,6 +76,7 @@ void Spiller::Published(Record* record) {
 }
 
 void Spiller::Clean(uint64_t wanted) {
+  state_.AssertHeld();
   if (!state_.has_disk || state_.closed || IsPaused()) return;
   Transfers& transfers = state_.transfers;
   const Arena::Usage usage = state_.arena->usage();
@@ -93,6 +100,7 @@ void Spiller::Clean(uint64_t wanted) {
 }
 
 void Spiller::Write(Record* record, bool cleaning) {
+  state_.AssertHeld();
   if (record->disk || record->chunk == nullptr || !record->chunk->whole()) return;
   ChunkWrite& write = state_.transfers.writes[Index::NumberOf(*record)];
   if (write.record == nullptr) {
@@ -148,6 +156,7 @@ Spiller::Room Spiller::MakeRoom(uint64_t bytes) {
 }
 
 ImageEntry Spiller::EntryOf(const Record& record, uint64_t seq) const {
+  state_.AssertHeld();
   ImageEntry entry;
   entry.key = record.key();
   entry.parent = record.parent;
@@ -293,6 +302,7 @@ void Spiller::Flush(FlushDone done) {
 }
 
 void Spiller::Lose(Record* record, absl::string_view where) {
+  state_.AssertHeld();
   ++state_.counters.corruptions;
   KVFERRY_LOG(kError, absl::StrCat("chunk ", ToString(record->key()), " has lost its bytes in ", where, ", segment ",
                                    record->disk.segment, " block ", record->disk.block));

@@ -17,7 +17,11 @@ StoreState::StoreState(const StoreOptions& o, Executor* e, bool with_disk)
       executor(e),
       arena(std::make_shared<Arena>(o.memory_bytes, o.segment_bytes)),
       has_disk(with_disk),
-      index({o.policy, with_disk, [this](const Record& record) { Bury(record); }}),
+      index({o.policy, with_disk,
+             [this](const Record& record) {
+               AssertHeld();
+               Bury(record);
+             }}),
       kicker_(e) {}
 
 absl::Status StoreState::OpenDisk(std::unique_ptr<Folder> folder) {

@@ -39,6 +39,9 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   // and timers it is.
   void Close(absl::AnyInvocable<void()> done) ABSL_LOCKS_EXCLUDED(mu);
 
+  // For the analysis of locks, which cannot tell that a helper's state is ours.
+  void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK(mu) {}
+
   // Runs `task` on the executor, not before `when`, unless the store is closed by then. Only from calls of the store.
   void RunAt(absl::Time when, absl::AnyInvocable<void(StoreState&)> task);
 

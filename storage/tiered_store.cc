@@ -425,6 +425,7 @@ std::vector<ChunkInfo> TieredStore::List(uint64_t after, size_t limit) const {
       info.leases = record.leases;
       info.layers = static_cast<uint32_t>(layout.slots.size());
       info.layers_committed = record.sealed ? info.layers : static_cast<uint32_t>(record.chunk->readable_count());
+      state_->AssertHeld();
       namespaces.push_back(state_->namespaces.Find(record.ns->id));
     });
   }
