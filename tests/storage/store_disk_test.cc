@@ -1,4 +1,5 @@
 // The store over both tiers: what leaves memory, what comes back, and what a restart finds.
+#include "storage/disk/aligned_buffer.h"
 #include "tests/storage/disk_store_fixture.h"
 
 namespace kvferry {
@@ -80,6 +81,37 @@ TEST_F(StoreDisk, APublishAfterTheSpillIsFoundAfterARestart) {
   OpenAgain();
   Begin();
   for (uint64_t id = 1; id <= 6; ++id) EXPECT_TRUE(Holds(session_, Prefix(ns_, id), id)) << id;
+}
+
+// Never taken from a client: what the store knows itself, joined to the slots when a chunk leaves memory.
+TEST_F(StoreDisk, TheStoreWritesTheHeader) {
+  Begin(4);
+  const ChunkKey live = LiveOne(session_, ns_, 5);
+  PublishOptions options;
+  options.prefix_key = {0, 7};
+  options.parent = {0, 6};
+  options.priority = 9;
+  options.ttl = absl::Hours(1);
+  ASSERT_TRUE(store_->Publish(session_, live, options).ok());
+  ASSERT_TRUE(Flush().ok());
+  const ChunkLayout layout = ChunkLayout::For(BigSpec(), 0);
+  AlignedBuffer image(layout.image_bytes);
+  const std::unique_ptr<Folder> folder = disk_.Open(scheduler_.get());
+  ASSERT_TRUE((*folder->Open("segment-00000001"))->ReadNow(kDiskAlignment, image.view()).ok());
+  const absl::StatusOr<ChunkHeader> header = DecodeHeader(image.view());
+  ASSERT_TRUE(header.ok()) << header.status();
+  EXPECT_EQ(header->key, Prefix(ns_, 7));
+  EXPECT_EQ(header->parent, options.parent);
+  EXPECT_EQ(header->tokens, 16u);
+  EXPECT_EQ(header->image_bytes, layout.image_bytes);
+  EXPECT_EQ(header->lifetime.priority, 9);
+  EXPECT_EQ(header->lifetime.expires, absl::ToUnixSeconds(executor_.Now() + absl::Hours(1)));
+  ASSERT_EQ(header->checksums.size(), 2u);
+  for (int layer = 0; layer < 2; ++layer) {
+    const ByteView slot = image.view().subspan(layout.slots[layer].offset, layout.slots[layer].size);
+    EXPECT_EQ(header->checksums[layer], BlockChecksum(slot));
+    EXPECT_EQ(slot[3], ByteAt(5, layer, 3));
+  }
 }
 
 TEST_F(StoreDisk, AFullDiskGivesUpItsOldest) {
