@@ -32,6 +32,30 @@ class StoreRestart : public DiskStoreFixture {
   NamespaceId ns_{};
 };
 
+// B82: what a start finds is in every gauge before anything is asked of the store.
+TEST_F(StoreRestart, GaugesAreThereAtOnce) {
+  Begin(4);
+  for (uint64_t id = 1; id <= 20; ++id) PublishedOne(session_, ns_, id);
+  ASSERT_TRUE(Flush().ok());
+  ASSERT_TRUE(EraseAndWait(session_, Prefix(ns_, 3)).ok());
+  Settle();
+  const StoreStats before = store_->Stats();
+  Close();
+  OpenAgain();
+  const StoreStats after = store_->Stats();
+  EXPECT_EQ(after.chunks_on_disk, 19u);
+  EXPECT_EQ(after.chunks_published, 19u);
+  EXPECT_EQ(after.disk_live_bytes, before.disk_live_bytes);
+  EXPECT_EQ(after.disk_budget_bytes, before.disk_budget_bytes);
+  EXPECT_EQ(after.chunks_found, 19u);
+  EXPECT_GE(after.metadata_bytes, 19 * kRecordBytes);
+  uint64_t segments = 0;
+  for (const std::string& name : disk_.Names()) {
+    if (name.rfind("segment-", 0) == 0) segments += disk_.AllocatedBytes(name);
+  }
+  EXPECT_EQ(after.disk_used_bytes, segments);
+}
+
 TEST_F(StoreRestart, AnOpenThatFailsReturns) {
   Begin();
   for (uint64_t id = 1; id <= 10; ++id) PublishedOne(session_, ns_, id);
