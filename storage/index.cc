@@ -1,5 +1,6 @@
 #include "storage/index.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/hash/hash.h"
@@ -55,6 +56,7 @@ Record* Index::AddLive(std::shared_ptr<Chunk> chunk) {
   record->shard = chunk->key().shard;
   record->live = true;
   record->chunk = std::move(chunk);
+  quotas_.Add(*record->ns, record->layout().image_bytes);
   Settle(record);
   return record;
 }
@@ -72,6 +74,7 @@ Record* Index::AddFound(const Namespace* ns, const ImageEntry& image, DiskPlace 
   record->disk_seq = header_seq;
   record->priority = image.lifetime.priority;
   record->sealed = true;
+  quotas_.Add(*record->ns, record->layout().image_bytes);
   Name(record, expires);
   return record;
 }
@@ -115,6 +118,11 @@ void Index::Touch(Record* record) {
   if (!record->live) record->used_again = true;
   if (record->in_memory) memory_.Touch(record->number);
   if (record->on_disk) disk_.Touch(record->number);
+  if (record->owned) {
+    for (Quotas::Domain* domain : quotas_.Of(*record->ns)) {
+      if (domain->own != nullptr) domain->own->Touch(record->number);
+    }
+  }
   if (record->queue != Queue::kHeld && record->queue != Queue::kReady) return;
   Dequeue(record);
   Enqueue(record, QueueFor(*record, options_.has_disk), Turn::kLast);
@@ -195,6 +203,7 @@ void Index::Unpublish(Record* record, bool evicted) {
   if (was_in_memory) memory_.Remove(record->number, evicted);
   if (std::exchange(record->on_disk, false)) disk_.Remove(record->number, evicted);
   record->published = record->pinned = false;
+  if (record->owned) SettleOwn(record, Turn::kLast, evicted);
   CountAtParent(*record, -1, was_in_memory ? -1 : 0, Turn::kNext);
   record->parent = kNone;
   record->id = record->chunk != nullptr && record->chunk->key().IsLive() ? record->chunk->key().id : kSomeLiveId;
@@ -304,6 +313,7 @@ void Index::Settle(Record* record, Turn turn, bool evicted) {
   }
   SettleMemory(record, turn, evicted);
   SettleDisk(record, turn, evicted);
+  if (quotas_.any_own() || record->owned) SettleOwn(record, turn, evicted);
   if (!record->live && !record->published && record->leases == 0 && record->holds == 0) Bury(record);
 }
 
@@ -338,7 +348,51 @@ void Index::SettleDisk(Record* record, Turn turn, bool evicted) {
   record->disk_queued = queued;
 }
 
+void Index::SettleOwn(Record* record, Turn turn, bool evicted) {
+  const bool owned = record->published && quotas_.any_own();
+  const bool counted = owned && IsUnheld(*record);
+  const bool queued = counted && record->family.children == 0 && record->holds == 0;
+  const uint64_t bytes = record->layout().image_bytes;
+  for (Quotas::Domain* domain : quotas_.Of(*record->ns)) {
+    EvictionQueue* const own = domain->own.get();
+    if (own == nullptr) continue;
+    if (owned && !record->owned) own->Add(record->number, absl::HashOf(record->key()), record->priority);
+    if (queued && !record->own_queued) own->Insert(record->number, turn);
+    if (!queued && record->own_queued) own->Erase(record->number);
+    if (!owned && record->owned) own->Remove(record->number, evicted);
+    if (counted && !record->own_counted) domain->evictable_bytes += bytes;
+    if (!counted && record->own_counted) domain->evictable_bytes -= bytes;
+  }
+  record->owned = owned;
+  record->own_queued = queued;
+  record->own_counted = counted;
+}
+
+void Index::SetQuota(absl::string_view tenant, const NamespaceId* ns, std::optional<Quota> quota) {
+  // Out of all queues, and into those that there are then.
+  const auto settle_all = [this](bool in) {
+    for (ChunkNumber number = 0; number < numbers_; ++number) {
+      Record& record = records_[number];
+      if (record.ns == nullptr) continue;
+      if (!in) record.owned = record.own_queued = record.own_counted = false;
+      if (in) SettleOwn(&record, Turn::kLast, false);
+    }
+  };
+  Quotas::Domain* const domain = quotas_.Open(tenant, ns);
+  if (quotas_.any_own()) settle_all(false);
+  quotas_.Set(domain, quota, options_.policy);
+  quotas_.EmptyQueues(options_.policy);
+  if (quotas_.any_own()) settle_all(true);
+  quotas_.CloseIfIdle(domain);
+}
+
+Record* Index::OwnVictim(Quotas::Domain* domain) {
+  const std::optional<ChunkNumber> victim = domain->own != nullptr ? domain->own->Victim() : std::nullopt;
+  return victim ? &records_[*victim] : nullptr;
+}
+
 void Index::Bury(Record* record) {
+  quotas_.Remove(*record->ns, record->layout().image_bytes);
   Count(record->counted, record->chunk != nullptr ? record->chunk->charged_bytes() : 0, false, &counts_);
   options_.bury(*record);
   const ChunkNumber number = record->number;
@@ -441,6 +495,22 @@ absl::Status Index::CheckInvariants() const {
       counts.leased_bytes != counts_.leased_bytes || counts.evictable_bytes != counts_.evictable_bytes ||
       counts.sealed_bytes != counts_.sealed_bytes) {
     return absl::InternalError("the gauges do not agree");
+  }
+  for (const QuotaInfo& info : quotas_.List()) {
+    uint64_t used = 0, queued = 0, evictable = 0;
+    for (ChunkNumber number = 0; number < numbers_; ++number) {
+      const Record& record = records_.at(number);
+      if (record.ns == nullptr || record.ns->tenant != info.tenant) continue;
+      if (info.ns.has_value() && *info.ns != record.ns->id) continue;
+      used += record.layout().image_bytes;
+      queued += record.own_queued ? 1 : 0;
+      evictable += record.own_counted ? record.layout().image_bytes : 0;
+    }
+    const Quotas::Domain* const domain = quotas_.Find(info.tenant, info.ns);
+    if (used != info.used_bytes) return absl::InternalError("a quota's bytes do not agree");
+    if (domain->own != nullptr && (domain->own->size() != queued || domain->evictable_bytes != evictable)) {
+      return absl::InternalError("a quota's own chunks do not agree");
+    }
   }
   if (published != published_.size() || ranked != memory_.size() || held != held_.size() || ready != ready_.size() ||
       ready_bytes != ready_bytes_ || on_disk != disk_.size() || dirty != dirty_.size() ||

@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "storage/eviction.h"
 #include "storage/number_list.h"
+#include "storage/quotas.h"
 #include "storage/record.h"
 
 namespace kvferry {
@@ -86,6 +87,12 @@ class Index {
   static bool MayLeave(const Record& record);
   // The turn of the first one in any of these queues comes again, behind the others.
   void Defer(Record* record);
+  // Who goes first of a domain that evicts its own: as DiskVictim, wherever it lies.
+  Record* OwnVictim(Quotas::Domain* domain);
+  // Of a tenant, or (`ns` not null) of one namespace of it; nullopt: none any more. Visits all records.
+  void SetQuota(absl::string_view tenant, const NamespaceId* ns, std::optional<Quota> quota);
+  Quotas& quotas() { return quotas_; }
+  const Quotas& quotas() const { return quotas_; }
   // Who leaves the disk next: published, held by nobody, childless; as the policy says.
   Record* DiskVictim();
 
@@ -140,6 +147,7 @@ class Index {
   void Settle(Record* record, Turn turn = Turn::kLast, bool evicted = false);
   void SettleMemory(Record* record, Turn turn, bool evicted);
   void SettleDisk(Record* record, Turn turn, bool evicted);
+  void SettleOwn(Record* record, Turn turn, bool evicted);
   static Queue QueueFor(const Record& record, bool has_disk);
   void Enqueue(Record* record, Queue queue, Turn turn);
   void Dequeue(Record* record);
@@ -156,6 +164,7 @@ class Index {
   absl::btree_set<std::pair<absl::Time, ChunkNumber>> expiring_;
   absl::btree_set<ChunkNumber> dirty_;
   EvictionQueue memory_, disk_;
+  Quotas quotas_;
   NumberList<Record> held_{&records_}, ready_{&records_};
   uint64_t ready_bytes_ = 0;
   Counts counts_;

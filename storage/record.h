@@ -60,6 +60,9 @@ struct Record {
   bool in_memory = false;  // ranked among those in memory; counted by its parent as there
   bool on_disk = false;    // ranked among those on disk
   bool disk_queued = false;
+  bool owned = false;  // ranked among those of its domains
+  bool own_queued = false;
+  bool own_counted = false;  // as evictable there
   bool dirty = false;
   ChunkNumber number = 0;
   ChunkNumber prev = 0, next = 0;  // in the queue

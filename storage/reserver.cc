@@ -30,9 +30,12 @@ void Reserver::Reserve(SessionId session, const NamespaceId& ns, const ReserveOp
     if (request.ok()) {
       ++state_.counters.reserves;
       const bool first = state_.queue.empty();
+      const absl::Status fits = FitIntoQuotas(*request);
       std::optional<std::vector<Extent>> extents;
-      if (first) extents = TryAllocate(*request, false);
-      if (extents) {
+      if (first && fits.ok()) extents = TryAllocate(*request, false);
+      if (!fits.ok()) {
+        result = fits;
+      } else if (extents) {
         result = MakeWriters(*request, *extents);
       } else if (options.deadline <= state_.executor->Now()) {
         result = Refusal(*request, first ? "no memory" : "others wait for memory");
@@ -104,6 +107,11 @@ void Reserver::Pump() {
   {
     Step step(&state_);
     for (DropGivenUp(); !state_.closed && !state_.queue.empty(); DropGivenUp()) {
+      if (absl::Status fits = FitIntoQuotas(state_.queue.Front()); !fits.ok()) {
+        answers.push_back({state_.queue.PopFront().done, std::move(fits)});
+        --state_.waiting;
+        continue;
+      }
       const std::optional<std::vector<Extent>> extents = TryAllocate(state_.queue.Front(), true);
       if (!extents) break;
       MemoryRequest request = state_.queue.PopFront();
@@ -209,6 +217,28 @@ std::optional<std::vector<Extent>> Reserver::TryAllocate(const MemoryRequest& re
   }
   Spiller(&state_).Clean(0);
   return extents;
+}
+
+absl::Status Reserver::FitIntoQuotas(const MemoryRequest& request) {
+  if (request.load != nullptr) return absl::OkStatus();  // it counts already
+  const uint64_t bytes = static_cast<uint64_t>(request.options.count) * request.layout().image_bytes;
+  while (Quotas::Domain* domain = state_.index.quotas().Exceeded(*request.ns, bytes)) {
+    QuotaInfo& info = domain->info;
+    const uint64_t held = info.used_bytes - domain->evictable_bytes;
+    Record* const victim = state_.index.OwnVictim(domain);
+    if (victim == nullptr || held + bytes > info.quota->bytes) {
+      ++info.refusals;
+      ++state_.counters.reserves_refused;
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "reserve: quota of ", info.ns ? absl::StrCat("namespace ", ToString(*info.ns)) : "tenant", " \"", info.tenant,
+          "\" (", QuotaModeName(info.quota->mode), "): asked for ", bytes, " bytes, quota ", info.quota->bytes,
+          ", used ", info.used_bytes, ", of which evictable ", domain->evictable_bytes));
+    }
+    ++info.evictions;
+    ++state_.counters.evictions;
+    state_.index.Unpublish(victim, /*evicted=*/true);
+  }
+  return absl::OkStatus();
 }
 
 // Drops one chunk from memory, or passes over one that is being read: its memory would not come free now, and a reader

@@ -33,6 +33,9 @@ class Reserver {
   // All the extents or none.
   std::optional<std::vector<Extent>> TryAllocate(const MemoryRequest& request, bool may_wait)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // OK once the quotas have room for the request; domains that evict their own make some. RESOURCE_EXHAUSTED names the
+  // quota, and nothing has been evicted.
+  absl::Status FitIntoQuotas(const MemoryRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   bool EvictOne(bool may_wait, size_t* skipped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // Who is next to leave memory and needs no transfer for that; nullptr if there is nobody.
   Record* Victim() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "storage/disk/file.h"
 #include "storage/eviction.h"
 #include "storage/executor.h"
+#include "storage/quotas.h"
 #include "storage/write_policy.h"
 
 namespace kvferry {
@@ -179,6 +181,16 @@ class Store {
   // Done when everything published before the call is on disk and survives a loss of power. Without a disk tier that
   // is at once, and says nothing. An error: something could not be written, which is still in memory.
   virtual void Flush(FlushDone done) = 0;
+
+  // How much a tenant, or (`ns`) one namespace of it, may hold, from now on; nullopt: as much as there is. What it
+  // holds beyond that stays until it is evicted or given up.
+  virtual void SetQuota(absl::string_view tenant, std::optional<NamespaceId> ns, std::optional<Quota> quota) = 0;
+  // Of tenants and namespaces that have chunks or a quota.
+  virtual std::vector<QuotaInfo> ListQuotas() const = 0;
+
+  // A pinned chunk is not evicted from where it lies, until it is unpinned or loses its name. NOT_FOUND if nothing has
+  // the name.
+  virtual absl::Status SetPinned(const ChunkKey& published, bool pinned) = 0;
 
   // Ends every session and answers whoever waits with UNAVAILABLE; done when nothing is under way on disk. No other
   // call may follow but the destructor, which does the same and waits.

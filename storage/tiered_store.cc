@@ -58,6 +58,16 @@ class TieredStore : public Store {
   void Flush(FlushDone done) override { Spiller(state_.get()).Flush(std::move(done)); }
   void Close(absl::AnyInvocable<void()> done) override { state_->Close(std::move(done)); }
 
+  void SetQuota(absl::string_view tenant, std::optional<NamespaceId> ns, std::optional<Quota> quota) override {
+    Step step(state_.get());
+    state_->index.SetQuota(tenant, ns.has_value() ? &*ns : nullptr, quota);
+  }
+  std::vector<QuotaInfo> ListQuotas() const override {
+    MutexLock lock(&state_->mu);
+    return state_->index.quotas().List();
+  }
+  absl::Status SetPinned(const ChunkKey& published, bool pinned) override;
+
   StoreStats Stats() const override;
   std::vector<ChunkInfo> List(uint64_t after, size_t limit) const override;
   absl::Status CheckInvariants() const override { return state_->CheckInvariants(); }
@@ -375,6 +385,19 @@ void TieredStore::Erase(SessionId id, const ChunkKey& key, EraseDone done) {
   state_->OnMemoryFreed();  // its parent may have become evictable
   if (!status.ok() || !state_->has_disk) return std::move(done)(std::move(status));
   state_->disk->Erase({key}, seq, std::move(done));
+}
+
+absl::Status TieredStore::SetPinned(const ChunkKey& published, bool pinned) {
+  {
+    Step step(state_.get());
+    Record* record = state_->index.Find(published);
+    if (record == nullptr || state_->HasExpired(*record)) {
+      return absl::NotFoundError(absl::StrCat("pin: no published chunk ", ToString(published)));
+    }
+    state_->index.SetPinned(record, pinned);
+  }
+  state_->OnMemoryFreed();
+  return absl::OkStatus();
 }
 
 StoreStats TieredStore::Stats() const {

@@ -316,10 +316,10 @@ absl::StatusOr<std::unique_ptr<Folder>> OpenPosixFolder(const PosixFolderOptions
     calls.open = [](const char* path, int flags, mode_t mode) { return open(path, flags, mode); };
   }
   if (mkdir(options.path.c_str(), kMode | S_IXUSR) != 0 && errno != EEXIST) {
-    return Failed(errno, absl::StrCat("make folder ", options.path));
+    return absl::UnavailableError(absl::StrCat("make folder ", options.path, ": ", strerror(errno)));
   }
   const int fd = open(options.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return Failed(errno, absl::StrCat("open folder ", options.path));
+  if (fd < 0) return absl::UnavailableError(absl::StrCat("open folder ", options.path, ": ", strerror(errno)));
   if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     close(fd);

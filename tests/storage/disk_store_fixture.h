@@ -33,7 +33,7 @@ class DiskStoreFixture : public StoreFixture {
     if (store_ == nullptr) return;
     if (power) disk_.faults.crash_after = disk_.operations();
     store_->Close([] {});
-    scheduler_->RunAll();
+    if (scheduler_ != nullptr) scheduler_->RunAll();
     store_ = nullptr;
     disk_.faults.crash_after = -1;
     if (power) disk_.Crash();
