@@ -173,6 +173,7 @@ absl::Status Index::Publish(Record* record, const Id128& prefix_key, const Id128
 
 void Index::Name(Record* record, absl::Time expires) {
   record->published = true;
+  record->epoch = record->ns->epoch;
   record->used_again = false;
   published_.insert(record->number);
   if (const auto orphans = orphans_.find(record->key()); orphans != orphans_.end()) {

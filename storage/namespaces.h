@@ -14,7 +14,7 @@
 
 namespace kvferry {
 
-// A tenant's spec and the layouts that follow from it. Constant; shared by its chunks.
+// A tenant's spec and the layouts that follow from it. Constant but for its epoch; shared by its chunks.
 struct Namespace {
   Namespace(std::string owner, NamespaceSpec s);
 
@@ -23,6 +23,7 @@ struct Namespace {
   const NamespaceId id;
   const std::vector<ChunkLayout> layouts;  // by group
   const uint64_t bytes;                    // of bookkeeping, for the budget
+  mutable uint32_t epoch = 0;              // names given before it are dropped; the store's mutex guards it
 };
 
 // A namespace lives while sessions have it open or there are chunks of it. Threads: none of its own; the store's

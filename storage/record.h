@@ -33,6 +33,7 @@ struct Record {
   uint64_t disk_seq = 0;          // that the image's header has
   Family family;
   uint32_t leases = 0;  // over all sessions
+  uint32_t epoch = 0;   // of its namespace, when it got its prefix name
   uint16_t holds = 0;   // transfers that are under way or wait
   uint16_t group = 0, shard = 0;
   uint8_t priority = kDefaultPriority;

@@ -82,6 +82,15 @@ inline constexpr absl::Duration kMaxTicketLife = absl::Hours(24);
 
 using GetDone = absl::AnyInvocable<void(absl::StatusOr<BlockView>)>;
 using FlushDone = absl::AnyInvocable<void(absl::Status)>;
+// What became of the chunks of a namespace. Bytes are of images.
+struct DropReport {
+  uint64_t chunks = 0, bytes = 0;  // that lost their name
+  uint64_t bytes_kept = 0;         // of them, those that somebody holds or reads
+  // Really gone, by a purge: overwritten, given back to the file system. What a file system without holes keeps until
+  // its segment goes is in neither.
+  uint64_t memory_bytes_purged = 0, disk_bytes_purged = 0;
+};
+using DropDone = absl::AnyInvocable<void(absl::StatusOr<DropReport>)>;
 using EraseDone = absl::AnyInvocable<void(absl::Status)>;
 
 // Exact counts since the store was opened, and gauges of now. Names are those of the metrics.
@@ -181,6 +190,12 @@ class Store {
   // Done when everything published before the call is on disk and survives a loss of power. Without a disk tier that
   // is at once, and says nothing. An error: something could not be written, which is still in memory.
   virtual void Flush(FlushDone done) = 0;
+
+  // Takes the names of all published chunks of a namespace away at once: readers find none of them from the call on,
+  // and after a restart neither, though it takes a while until the last of them is gone. Chunks that are live or leased
+  // stay until they are let go. `purge`: what nobody holds is overwritten in memory and trimmed on disk. Done when that
+  // has been done; NOT_FOUND if there is no such namespace.
+  virtual void Drop(const NamespaceId& ns, bool purge, DropDone done) = 0;
 
   // How much a tenant, or (`ns`) one namespace of it, may hold, from now on; nullopt: as much as there is. What it
   // holds beyond that stays until it is evicted or given up.

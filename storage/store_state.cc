@@ -321,7 +321,7 @@ void StoreState::DropLive(Record* record) {
 
 Record* StoreState::FindPublished(const Session& session, const ChunkKey& key) const {
   Record* record = index.Find(key);
-  return record == nullptr || record->ns->tenant != session.tenant || HasExpired(*record) ? nullptr : record;
+  return record == nullptr || record->ns->tenant != session.tenant || IsOver(*record) ? nullptr : record;
 }
 
 Record* StoreState::FindAny(const Session& session, const ChunkKey& key) const {

@@ -60,10 +60,11 @@ class StoreState : public FreedListener, public std::enable_shared_from_this<Sto
   // The live name of a record is gone.
   void DropLive(Record* record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
-  bool HasExpired(const Record& record) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    return record.expires && index.ExpiryOf(record) <= executor->Now();
+  // Its prefix name has expired, or was dropped with its namespace: nobody has taken it away yet.
+  bool IsOver(const Record& record) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    return record.epoch != record.ns->epoch || (record.expires && index.ExpiryOf(record) <= executor->Now());
   }
-  // nullptr if the index has no such prefix name, one that has expired, or another tenant's.
+  // nullptr if the index has no such prefix name, one that is over, or another tenant's.
   Record* FindPublished(const Session& session, const ChunkKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // By any name that the session may use: a live one of its own, one it leases (that very chunk, even if its name was
   // erased since), any published one of its tenant.

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/status.h"
 #include "storage/disk/posix_folder.h"
+#include "storage/dropper.h"
 #include "storage/loader.h"
 #include "storage/reserver.h"
 #include "storage/spiller.h"
@@ -58,6 +59,9 @@ class TieredStore : public Store {
   void Flush(FlushDone done) override { Spiller(state_.get()).Flush(std::move(done)); }
   void Close(absl::AnyInvocable<void()> done) override { state_->Close(std::move(done)); }
 
+  void Drop(const NamespaceId& ns, bool purge, DropDone done) override {
+    Dropper(state_.get()).Drop(ns, purge, std::move(done));
+  }
   void SetQuota(absl::string_view tenant, std::optional<NamespaceId> ns, std::optional<Quota> quota) override {
     Step step(state_.get());
     state_->index.SetQuota(tenant, ns.has_value() ? &*ns : nullptr, quota);
@@ -198,7 +202,7 @@ absl::Status TieredStore::PublishUntil(SessionId id, const ChunkKey& live, const
   }
   const ChunkKey key{live.ns, options.prefix_key, live.group, live.shard};
   for (Record* named : {state_->index.Find(key), record}) {  // names that are over, and not taken away yet
-    if (named == nullptr || !named->published || !state_->HasExpired(*named)) continue;
+    if (named == nullptr || !named->published || !state_->IsOver(*named)) continue;
     state_->index.Unpublish(named);
     ++state_->counters.expirations;
   }
@@ -391,7 +395,7 @@ absl::Status TieredStore::SetPinned(const ChunkKey& published, bool pinned) {
   {
     Step step(state_.get());
     Record* record = state_->index.Find(published);
-    if (record == nullptr || state_->HasExpired(*record)) {
+    if (record == nullptr || state_->IsOver(*record)) {
       return absl::NotFoundError(absl::StrCat("pin: no published chunk ", ToString(published)));
     }
     state_->index.SetPinned(record, pinned);

@@ -124,6 +124,12 @@ void DiskTier::Free(DiskPlace place, uint64_t bytes) {
   relocator_->Freed(place);
 }
 
+void DiskTier::Trim(DiskPlace place, uint64_t bytes, IoDone done) {
+  manifest_->Note(FreedEntry{place});
+  log_->Free(place, bytes, std::move(done));
+  relocator_->Freed(place);
+}
+
 void DiskTier::Publish(DiskPlace place, const ImageEntry& as) {
   manifest_->Note(PublishedEntry{place, as.key, as.parent, as.seq, as.lifetime});
   relocator_->Published(place, as);

@@ -78,6 +78,8 @@ class DiskTier {
   }
   // An image's room comes back, soon. It may be found again after a loss of power: its bytes are still the chunk's.
   void Free(DiskPlace place, uint64_t bytes);
+  // The same, and tells when the bytes can be read no more. UNIMPLEMENTED: once their segment has gone.
+  void Trim(DiskPlace place, uint64_t bytes, IoDone done);
 
   // An image is not what it should be: it is not found again, and its room stays taken until the next start, so that
   // somebody can look at it.

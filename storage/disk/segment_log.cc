@@ -240,17 +240,22 @@ void SegmentLog::VacateIfDue(const SegmentPtr& segment) {
   if (options_.vacate) options_.vacate(segment->number);
 }
 
-void SegmentLog::Free(DiskPlace place, uint64_t bytes) {
+void SegmentLog::Free(DiskPlace place, uint64_t bytes, IoDone done) {
   MutexLock lock(&mu_);
   const auto it = segments_.find(place.segment);
-  if (it == segments_.end()) return;
+  if (it == segments_.end()) {
+    if (done) Post([done = std::move(done)]() mutable { std::move(done)(absl::OkStatus()); });
+    return;
+  }
   const SegmentPtr segment = it->second;
   segment->live_blocks -= bytes / kDiskAlignment;
   auto& images = segment->images;
   std::erase_if(images, [place](const ImageEntry& image) { return image.block == place.block; });
-  if (segment->live_blocks == 0 && segment->sealed) return RemoveIfEmpty(segment);
-  freeing_ += bytes;
-  Post([this, segment, place, bytes] {
+  const bool goes = RemoveIfEmpty(segment);
+  if (goes && !done) return;
+  const uint64_t comes_back = goes ? 0 : bytes;
+  freeing_ += comes_back;
+  Post([this, segment, place, bytes, comes_back, done = std::move(done)]() mutable {
     const absl::Status status = segment->file->Punch(place.offset(), bytes);
     if (absl::IsUnimplemented(status)) {
       MutexLock lock(&mu_);
@@ -258,14 +263,15 @@ void SegmentLog::Free(DiskPlace place, uint64_t bytes) {
     } else if (!status.ok()) {
       KVFERRY_LOG_EVERY(kWarning, absl::Minutes(1), absl::StrCat("disk: room is not given back: ", status.message()));
     }
-    Recount(segment, bytes);
+    Recount(segment, comes_back);
     VacateIfDue(segment);
+    if (done) std::move(done)(status);
   });
 }
 
-void SegmentLog::RemoveIfEmpty(const SegmentPtr& segment) {
-  if (!segment->sealed || segment->live_blocks != 0 || unread_.contains(segment->number)) return;
-  if (segments_.erase(segment->number) == 0) return;
+bool SegmentLog::RemoveIfEmpty(const SegmentPtr& segment) {
+  if (!segment->sealed || segment->live_blocks != 0 || unread_.contains(segment->number)) return false;
+  if (segments_.erase(segment->number) == 0) return false;
   freeing_ += segment->allocated;
   Post([this, segment] {
     const absl::Status status = folder_->Remove(NameOf(segment->number));
@@ -278,6 +284,7 @@ void SegmentLog::RemoveIfEmpty(const SegmentPtr& segment) {
     }
     if (options_.freed) options_.freed();
   });
+  return true;
 }
 
 void SegmentLog::Recount(const SegmentPtr& segment, uint64_t freed) {

@@ -68,8 +68,9 @@ class SegmentLog {
   void Read(DiskPlace place, uint64_t offset, MutableByteView to, IoDone done);
   // The same, and waits: at start.
   absl::Status ReadNow(DiskPlace place, uint64_t offset, MutableByteView to) const;
-  // Gives an image's room back, soon. REQUIRES: nobody reads it any more, or minds zeros.
-  void Free(DiskPlace place, uint64_t bytes);
+  // Gives an image's room back, soon. REQUIRES: nobody reads it any more, or minds zeros. `done`, unless it is null, is
+  // told when the bytes are gone; UNIMPLEMENTED: not before their segment.
+  void Free(DiskPlace place, uint64_t bytes, IoDone done = nullptr);
   // Done when every image whose append was answered before survives a loss of power. After a failure the images of the
   // segment concerned may be lost, so nothing is appended to it any more, and every later Sync fails as well until they
   // have been freed.
@@ -154,7 +155,8 @@ class SegmentLog {
   void SyncThese(const std::set<uint32_t>* only, IoDone done) ABSL_LOCKS_EXCLUDED(mu_);
   // Syncs the segment for those who ask, until nobody does any more.
   void RunSync(const SegmentPtr& segment) ABSL_LOCKS_EXCLUDED(mu_);
-  void RemoveIfEmpty(const SegmentPtr& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // False if it is not empty.
+  bool RemoveIfEmpty(const SegmentPtr& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `freed`: bytes that should have come back.
   void Recount(const SegmentPtr& segment, uint64_t freed) ABSL_LOCKS_EXCLUDED(mu_);
   // Runs `task` on a thread of the folder's; it counts as under way until it has ended.
